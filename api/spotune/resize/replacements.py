@@ -20,11 +20,11 @@ class _MissingWorker:
 
 
 class ReplacementTimes:
-    """Measures how long replacements take: from the loss or the notice of a slot until another one is ready.
+    """Measures how long it takes until there are as many slots again as before a loss or the notice of one.
 
-    Slots are indistinguishable, so those that come are for the workers that have been missing for longest. Workers that
-    are missing at the first count are not measured: they may have been missing for any time. Nor are those that are no
-    longer desired.
+    Slots are indistinguishable, so a slot that comes is for the worker that was lost last: it restores the number of
+    slots before that loss. Workers that are missing at the first count are not measured: they may have been missing for
+    any time. Nor are those that are no longer desired.
 
     Args:
         replaced: seconds that earlier replacements took, from the ledger.
@@ -35,7 +35,7 @@ class ReplacementTimes:
         self._seconds = list(replaced)
         self._start_seconds: list[float] = []
         self._on_replaced = on_replaced
-        self._missing: list[_MissingWorker] = []
+        self._missing: list[_MissingWorker] = []  # the one that was lost last is the last
         self._desired: int | None = None
 
     @property
@@ -52,23 +52,25 @@ class ReplacementTimes:
             desired: number of workers of the job.
             now: seconds, monotonic.
         """
-        is_first = self._desired is None
-        if self._desired is not None and desired < self._desired:
-            del self._missing[desired - self._desired :]
-        self._desired = desired
         lacking, not_ready = max(0, desired - nodes), max(0, desired - ready)
+        before, self._desired = self._desired, desired
+        if before is None:
+            self._missing = [_MissingWorker(None) for _ in range(lacking)]
+        elif desired < before:
+            del self._missing[: before - desired]
+        elif lacking > 0:
+            self._missing[:0] = [_MissingWorker(now) for _ in range(min(lacking, desired - before))]
         while len(self._missing) < lacking:
-            self._missing.append(_MissingWorker(None if is_first else now))
-        starting = max(0, len(self._missing) - lacking)
-        for worker in self._missing[:starting]:
-            worker.appeared = now if worker.appeared is None else worker.appeared
-        for worker in self._missing[starting:]:
-            worker.appeared = None
+            self._missing.append(_MissingWorker(now))
         while len(self._missing) > not_ready:
-            self._record(self._missing.pop(0), now)
+            self._record(self._missing.pop(), now)
+        for worker in self._missing[:lacking]:
+            worker.appeared = None
+        for worker in self._missing[lacking:]:
+            worker.appeared = now if worker.appeared is None else worker.appeared
 
     def arrivals(self, number: int, now: float) -> tuple[float, ...]:
-        """Seconds from now until so many missing workers are replaced, one estimate for each earlier replacement.
+        """Seconds from now until so many more slots are ready, one estimate for each earlier replacement.
 
         Earlier replacements that took less time than this one has been missing for are left out. If it has been missing
         for longer than all of them took, it is expected to take as long again. Empty if no replacement was measured.
@@ -77,7 +79,7 @@ class ReplacementTimes:
             number: at least 1.
             now: seconds, monotonic.
         """
-        worker = self._missing[number - 1] if number <= len(self._missing) else _MissingWorker(now)
+        worker = self._missing[-number] if number <= len(self._missing) else _MissingWorker(now)
         if worker.appeared is not None and self._start_seconds:
             return _remaining(self._start_seconds, now - worker.appeared)
         return _remaining(self._seconds, now - worker.since) if worker.since is not None else ()

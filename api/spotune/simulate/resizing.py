@@ -40,7 +40,7 @@ class ResizeDecisions:
         change = {"start": times.start_up, "restore": times.restore}
         self.measured = MeasuredTimes(step, times.commit, times.stall, change)
 
-    def on_notice(self, workers: int, slots: int, deadline: float, steps: float, now: float) -> LeaveDecision:
+    def on_notice(self, workers: int, slots: int, deadline: float, steps: float) -> LeaveDecision:
         """Decide what a group does before a node is lost.
 
         Args:
@@ -48,18 +48,15 @@ class ResizeDecisions:
             slots: Workers that have a slot after the loss.
             deadline: Seconds until the loss.
             steps: Number of steps until the last one.
-            now: Seconds since the start of the trace.
         """
-        missing = max(1, workers - slots)
-        # A slot counts as lost when its node is, so a replacement is expected as long after the deadline.
-        later = deadline if missing > self._replacements.missing() else 0.0
         notice = Notice(
             workers=workers,
             slots=slots,
             minimum=self._scenario.min_workers,
             deadline_seconds=deadline,
             steps=steps,
-            arrivals=tuple(later + seconds for seconds in self._replacements.arrivals(missing, now)),
+            # A slot of the trace is lost at the deadline, so a replacement is expected as long after that.
+            arrivals=tuple(deadline + seconds for seconds in self._replacements.seconds),
             regrow_seconds=self._scenario.resize_cooldown,
             steady_seconds=self._times.steady,
             patience_seconds=self._times.patience,

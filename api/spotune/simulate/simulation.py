@@ -280,7 +280,7 @@ class _Simulation:
             return NEVER
         slots = max(0, min(workers, self._current.workers - loss.lost))
         deadline = loss.seconds - self._now
-        decision = self._resizing.on_notice(workers, slots, deadline, self._steps_left(), self._now)
+        decision = self._resizing.on_notice(workers, slots, deadline, self._steps_left())
         if decision.choice is not Leave.DEFAULT:
             self._patience, self._enough = decision.patience_seconds, workers
             after = decision.leave_after_seconds

@@ -45,6 +45,12 @@ def test_a_worker_that_takes_long_to_come_is_not_waited_for() -> None:
     assert decide_growing(replace(MORE, arrivals=(3600.0,)), TIMES).choice is Grow.GROW
 
 
+def test_a_second_change_is_not_expected_if_it_would_not_pay() -> None:
+    """Of 100 steps with three workers, the last ones with a fourth would not gain what another change costs."""
+    decision = decide_growing(replace(MORE, steps=100, arrivals=(60.0,), regrow_seconds=0.0), TIMES)
+    assert decision.lost_seconds[Grow.GROW] == pytest.approx(CHANGE + 100 * (4 / 3 - 1), abs=1e-3)
+
+
 def test_no_more_workers_than_desired_are_waited_for() -> None:
     decision = decide_growing(replace(MORE, slots=4, arrivals=(1.0,)), TIMES)
     assert decision.choice is Grow.GROW

@@ -22,14 +22,28 @@ def test_replacement_takes_from_the_loss_until_the_slot_is_ready() -> None:
     assert replacements.missing() == 0
 
 
-def test_slots_that_come_are_for_those_missing_for_longest() -> None:
+def test_a_slot_that_comes_restores_the_number_before_the_last_loss() -> None:
     replacements = observed((0, 4, 4), (10, 3, 3), (30, 2, 2), (60, 3, 3), (65, 4, 4))
-    assert replacements.seconds == (50, 35)
+    assert replacements.seconds == (30, 55)
 
 
 def test_workers_that_were_missing_from_the_start_are_not_measured() -> None:
-    replacements = observed((0, 2, 2), (10, 1, 1), (60, 3, 3), (70, 4, 4))
-    assert replacements.seconds == (60,), "the first two that come are for those missing from the start"
+    replacements = observed((0, 2, 2), (10, 1, 1), (60, 2, 2), (70, 4, 4))
+    assert replacements.seconds == (50,)
+
+
+def test_workers_that_are_requested_later_are_measured_from_then_on() -> None:
+    replacements = observed((0, 4, 4), (10, 3, 3))
+    replacements.observe(nodes=3, ready=3, desired=6, now=20)
+    for now, ready in ((30, 4), (50, 6)):
+        replacements.observe(nodes=ready, ready=ready, desired=6, now=now)
+    assert replacements.seconds == (20, 30, 30)
+
+
+def test_slots_that_exist_before_they_are_requested_are_not_measured() -> None:
+    replacements = observed((0, 6, 6))
+    replacements.observe(nodes=6, ready=6, desired=6, now=20)
+    assert (replacements.missing(), replacements.seconds) == (0, ())
 
 
 def test_agent_that_is_restarted_on_its_node_is_no_replacement() -> None:
@@ -63,6 +77,8 @@ def test_arrivals_are_what_remains_of_earlier_replacements_that_took_longer() ->
     assert replacements.arrivals(1, now=130) == (30, 70)
     assert replacements.arrivals(1, now=300) == (200,), "it has taken longer than all of them"
     assert replacements.arrivals(2, now=130) == (10, 60, 100), "the second one is not missing yet"
+    replacements.observe(nodes=2, ready=2, desired=4, now=400)
+    assert replacements.arrivals(1, now=400) == (10, 60, 100), "the one that was lost last comes first"
 
 
 def test_a_node_that_has_appeared_is_expected_by_how_long_nodes_take_to_start() -> None:

@@ -109,6 +109,15 @@ def test_measured_replacements_decide_how_long_the_next_group_waits() -> None:
     assert 30 + 2 * 80 < outcome.spent[Part.WAITING] < 30 + 2 * 100
 
 
+def test_next_group_waits_for_as_many_workers_as_the_last_one_had_and_no_more() -> None:
+    """Three of four nodes are there. One is lost and replaced after 80 s, twice; the second time that is expected."""
+    trace = Trace(((0.0, 3), (300.0, 2), (380.0, 3), (1500.0, 2), (1580.0, 3)), 2500.0)
+    scenario = replace(CHOICE, min_workers=2, resize_cooldown=600.0, notice=30.0)
+    waiting = simulate(trace, scenario, TIMES).spent[Part.WAITING]
+    left = 1500 - (1.5 * 4 + 3 + 2 * 4 / 3) + 4
+    assert waiting == pytest.approx(30 + 30 + (1580 - left), abs=3)
+
+
 def test_postponed_resize_waits_for_one_more_node() -> None:
     """The first loss shows how long replacements take. Of two nodes lost later, one comes 30 s after the other."""
     later = [(1500.0, 2), (1570.0, 3), (1600.0, 4)]

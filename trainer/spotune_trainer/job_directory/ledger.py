@@ -80,7 +80,7 @@ class Ledger:
         return float(commits[-1]["seconds"]) if commits else None
 
     def replacement_seconds(self) -> list[float]:
-        """Seconds from the loss or the notice of a worker until another one was ready, in order."""
+        """Seconds from the loss or the notice of a worker until there were as many slots again, in order."""
         return [float(record["seconds"]) for record in self.records("replaced")]
 
     def worker_seconds(self) -> float:
