@@ -9,22 +9,23 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from enum import Enum
 from random import Random
 
 from spotune.goodput import Part
-from spotune.plan.checkpoint_interval import (
-    MINIMUM_INTERVAL_SECONDS,
-    background_interval_seconds,
-    mean_seconds_between_failures,
-    seconds_to_preemption,
-)
+from spotune.plan.checkpoint_interval import seconds_to_preemption
+from spotune.resize.leaving import Leave
+from spotune.resize.times import seconds_before_deadline
 from spotune.retry import backoff_seconds
+from spotune.simulate.commits import CommitSchedule, SavedState
+from spotune.simulate.resizing import ResizeDecisions
 from spotune.simulate.supply import NodeSupply, supply
 from spotune.simulate.terms import NEVER, Scenario, SimulationResult, Timings
 from spotune.simulate.trace import Trace
 
 _MAX_REPEATS = 1000
+_RECHECK_SECONDS = 10.0
+"""How often a larger group is decided on anew after it was postponed."""
 
 
 def simulate(
@@ -50,12 +51,12 @@ class _SimulationEnded(Exception):  # noqa: N818 - not an error
     """The simulation ends, because the trace or the work is finished."""
 
 
-@dataclass(frozen=True)
-class _SavedState:
-    """A saved training state: its step, and the productive time up to it."""
+class _Exit(Enum):
+    """Why a worker group exits."""
 
-    steps: int = 0
-    productive: float = 0.0
+    LOST = "the head or a worker was lost"
+    LEFT = "a node was going to be lost"
+    RESIZED = "there are more workers"
 
 
 class _Simulation:
@@ -73,11 +74,16 @@ class _Simulation:
         self._moments = moments
         self._upcoming: deque[NodeSupply] = deque()
         self._current = next(moments)
-        self._committed: _SavedState | None = None
+        self._committed: SavedState | None = None
         self._streak = 0
         self._highest = 0
         self._losses = 0
         self._worker_seconds = 0.0
+        self._patience = times.patience
+        self._enough = scenario.workers
+        self._left_for: NodeSupply | None = None
+        self._resizing = ResizeDecisions(scenario, times)
+        self._resizing.count_slots(self._current)
 
     def run(self) -> None:
         """Run until all steps are done or the horizon is reached."""
@@ -107,7 +113,13 @@ class _Simulation:
         while (coming := self._peek(0)) is not None and coming.seconds <= until:
             self._accrue_node_seconds(coming.seconds)
             self._current = self._upcoming.popleft()
+            self._resizing.count_slots(self._current)
         self._accrue_node_seconds(until)
+
+    def _slots(self, moment: NodeSupply) -> int:
+        """Workers that a group can have, without those on a node that the last group has left."""
+        is_going = self._left_for is not None and moment.seconds < self._left_for.seconds
+        return moment.workers - (self._left_for.lost if self._left_for is not None and is_going else 0)
 
     def _accrue_node_seconds(self, until: float) -> None:
         seconds = until - self._now
@@ -141,21 +153,28 @@ class _Simulation:
         began = self._now
         loss = self._next_loss(workers)
         until = loss.seconds if loss is not None else NEVER
-        resize_at = self._next_resize(workers, began, until)
-        if self._start(until) and not self._train(workers, until, resize_at):
-            self._worker_seconds += workers * (self._now - began)
-            return  # the group was resized
+        result = self._train(workers, loss, began) if self._start(until) else _Exit.LOST
         self._worker_seconds += workers * (self._now - began)
+        if result is _Exit.RESIZED:
+            self._patience = 0.0
+            return
         assert loss is not None, "nothing else ends a worker group"
-        self._fail(head_lost=loss.head_lost)
+        if result is _Exit.LEFT:
+            self._left_for = loss
+            self._count_failure()
+            self._back_off()
+        else:
+            self._fail(head_lost=loss.head_lost)
 
     def _wait_for_workers(self) -> int:
         """Wait for all workers, or after the driver's patience for at least the minimum, and return their number."""
         scenario, began = self._scenario, self._now
+        patience, self._patience = self._patience, self._times.patience
+        enough, self._enough = self._enough, scenario.workers
         while True:
-            available = self._current.workers if self._current.head else 0
-            timeout_at = began + self._times.patience
-            if available >= scenario.workers or (available >= scenario.min_workers and self._now >= timeout_at):
+            available = self._slots(self._current) if self._current.head else 0
+            timeout_at = began + patience
+            if available >= enough or (available >= scenario.min_workers and self._now >= timeout_at):
                 return min(available, scenario.workers)
             coming = self._peek(0)
             change = coming.seconds if coming is not None else NEVER
@@ -181,13 +200,13 @@ class _Simulation:
         if workers >= self._scenario.workers or earliest == NEVER:
             return NEVER
         steady = self._times.steady
-        more_since = self._now if self._current.workers > workers else NEVER
+        more_since = self._now if self._slots(self._current) > workers else NEVER
         for moment in self._future():
             if moment.seconds >= until or moment.seconds >= max(more_since + steady, earliest):
                 break
-            more_since = min(more_since, moment.seconds) if moment.workers > workers else NEVER
+            more_since = min(more_since, moment.seconds) if self._slots(moment) > workers else NEVER
         leaves = max(more_since + steady, earliest)
-        return leaves if leaves < until else NEVER
+        return leaves if leaves < until - self._times.commit else NEVER
 
     def _start(self, until: float) -> bool:
         """Start up and restore; False if a worker is lost in the meantime."""
@@ -200,35 +219,88 @@ class _Simulation:
                 return False
         return True
 
-    def _train(self, workers: int, until: float, resize_at: float) -> bool:
-        """Train and commit until a worker is lost (returns True) or the group is resized (returns False)."""
-        commits = _CommitSchedule(self._scenario, self._times, self._now, workers, self._seconds_to_preemption())
+    def _train(self, workers: int, loss: NodeSupply | None, began: float) -> _Exit:
+        """Train and commit until a worker is lost, or until the group leaves."""
+        commits = CommitSchedule(self._scenario, self._times, self._now, workers, self._seconds_to_preemption())
         step_seconds = self._times.step_seconds(workers)
+        until = loss.seconds if loss is not None else NEVER
         notice_at = until - self._scenario.notice if self._scenario.notice else NEVER
-        resize_at = resize_at if resize_at < until - self._times.commit else NEVER
+        leave_at, resize_at = NEVER, self._next_resize(workers, began, until)
         while True:
-            due = max(min(commits.due_at, notice_at, resize_at), commits.busy_until)
+            due = min(max(min(commits.due_at, notice_at, resize_at), commits.busy_until), leave_at)
             if not self._step_until(due, commits.steps_until_due(self.outcome.steps), until, step_seconds):
                 self._record_commit(commits.durable(self._now))
-                return True
+                return _Exit.LOST
             self._record_commit(commits.durable(self._now))
-            state = _SavedState(self.outcome.steps, self.outcome.spent[Part.PRODUCTIVE])
+            state = SavedState(self.outcome.steps, self.outcome.spent[Part.PRODUCTIVE])
             if self.outcome.steps == self._steps:
-                self._wait_for_commit(until)
-                self.outcome.finished = self._now < until
-                if self.outcome.finished:
-                    raise _SimulationEnded
-                return True
+                self._finish(until)
+                return _Exit.LOST
+            if self._now >= leave_at:
+                return self._commit_and_exit(commits, state, until, _Exit.LEFT)
             if self._now < commits.busy_until:
                 continue  # one commit at a time: wait for the next due step
             if self._now >= resize_at:
-                self._wait_for_commit(until)
-                self._record_commit(state if self._now < until else None)
-                return self._now >= until
+                if self._grows(workers):
+                    return self._commit_and_exit(commits, state, until, _Exit.RESIZED)
+                resize_at = self._recheck_at(workers, began, until)
+                continue
             begun = self._now
-            notice_at = notice_at if begun < notice_at else NEVER
+            if begun >= notice_at:
+                assert loss is not None, "a notice is for a loss"
+                notice_at, leave_at = NEVER, self._leave_at(workers, loss)
+                if leave_at <= begun:
+                    continue  # the commit after the next step is the last one
             self._spend_until(Part.CHECKPOINT_STALL, min(begun + self._times.stall, until))
             commits.begin(state, begun)
+
+    def _finish(self, until: float) -> None:
+        """Make the last commit. Raises _SimulationEnded, unless a worker is lost before."""
+        self._wait_for_commit(until)
+        self.outcome.finished = self._now < until
+        if self.outcome.finished:
+            raise _SimulationEnded
+
+    def _commit_and_exit(self, commits: CommitSchedule, state: SavedState, until: float, result: _Exit) -> _Exit:
+        """Commit and wait until it is durable; returns `result`, or that a worker was lost before."""
+        self._spend_until(Part.CHECKPOINT_STALL, min(commits.busy_until, until))
+        self._record_commit(commits.durable(self._now))
+        self._wait_for_commit(until)
+        if self._now >= until:
+            return _Exit.LOST
+        self._record_commit(state)
+        return result
+
+    def _leave_at(self, workers: int, loss: NodeSupply) -> float:
+        """When a group with a notice is to leave; NEVER if it is for the head, or too short for a commit.
+
+        Sets how many workers the next group waits for, and how long.
+        """
+        if loss.head_lost:
+            return NEVER
+        slots = max(0, min(workers, self._current.workers - loss.lost))
+        deadline = loss.seconds - self._now
+        decision = self._resizing.on_notice(workers, slots, deadline, self._steps_left())
+        if decision.choice is not Leave.DEFAULT:
+            self._patience, self._enough = decision.patience_seconds, workers
+            after = decision.leave_after_seconds
+            return NEVER if after is None else self._now + after
+        step_seconds = self._times.step_seconds(workers) + self._times.data_wait
+        latest = loss.seconds - seconds_before_deadline(self._times.commit, step_seconds)
+        return max(self._now, latest) if deadline >= self._times.commit else NEVER
+
+    def _grows(self, workers: int) -> bool:
+        """Whether a group leaves for a larger one now."""
+        slots = min(self._slots(self._current), self._scenario.workers)
+        return self._resizing.grows(workers, slots, self._steps_left(), self._now)
+
+    def _recheck_at(self, workers: int, began: float, until: float) -> float:
+        """When a resize that was postponed is decided on anew; NEVER if there is no time for it before ``until``."""
+        recheck_at = max(self._now + _RECHECK_SECONDS, self._next_resize(workers, began, until))
+        return recheck_at if recheck_at < until - self._times.commit else NEVER
+
+    def _steps_left(self) -> float:
+        return NEVER if self._steps is None else self._steps - self.outcome.steps
 
     def _wait_for_commit(self, until: float) -> None:
         durable = self._now + max(self._times.stall, self._times.commit)
@@ -237,8 +309,8 @@ class _Simulation:
     def _step_until(self, due: float, steps_due: float, until: float, step_seconds: float) -> bool:
         """Train until a commit is due at the end of a step; False if a worker is lost before."""
         whole = step_seconds + self._times.data_wait
-        left = NEVER if self._steps is None else self._steps - self.outcome.steps
-        target = min(max(1, math.ceil((due - self._now) / whole)) if due < NEVER else NEVER, steps_due, left)
+        target = min(max(1, math.ceil((due - self._now) / whole)) if due < NEVER else NEVER, steps_due)
+        target = min(target, self._steps_left())
         limit = min(until, self._horizon)
         completed = min(target, (limit - self._now) // whole)
         count = int(completed)
@@ -251,8 +323,10 @@ class _Simulation:
         self._spend_until(Part.LOST if until <= self._horizon else Part.PRODUCTIVE, limit)
         return False
 
-    def _record_commit(self, durable: _SavedState | None) -> None:
-        self._committed = durable or self._committed
+    def _record_commit(self, durable: SavedState | None) -> None:
+        if durable is not None:
+            self._committed = durable
+            self._resizing.record_commit()
 
     def _seconds_to_preemption(self) -> float:
         return seconds_to_preemption(self._worker_seconds, self._losses)
@@ -261,10 +335,8 @@ class _Simulation:
 
     def _fail(self, *, head_lost: bool) -> None:
         """Roll back to the last commit, and wait for the retry policy's backoff or for a new head."""
-        self._losses += 1
-        self._streak = 1 if self.outcome.steps > self._highest else self._streak + 1
-        self._highest = max(self._highest, self.outcome.steps)
-        kept = self._committed or _SavedState()
+        self._count_failure()
+        kept = self._committed or SavedState()
         lost = self.outcome.spent[Part.PRODUCTIVE] - kept.productive
         self.outcome.spent[Part.PRODUCTIVE] -= lost
         self.outcome.spent[Part.LOST] += lost
@@ -278,41 +350,13 @@ class _Simulation:
             self._spend(Part.STARTUP, self._times.attempt)
             return
         self._spend(Part.LOST, self._times.detection)
+        self._back_off()
+
+    def _count_failure(self) -> None:
+        self._losses += 1
+        self._streak = 1 if self.outcome.steps > self._highest else self._streak + 1
+        self._highest = max(self._highest, self.outcome.steps)
+
+    def _back_off(self) -> None:
         pause = backoff_seconds(self._streak - 1, self._times.backoff, self._times.longest_backoff)
         self._spend(Part.WAITING, pause)
-
-
-class _CommitSchedule:
-    """When a worker group commits, with the trainer's rules, and which commit is durable."""
-
-    def __init__(
-        self, scenario: Scenario, times: Timings, now: float, workers: int, seconds_to_preemption: float
-    ) -> None:
-        self._every = scenario.checkpoint_every
-        self._times = times
-        self._between_failures = mean_seconds_between_failures(seconds_to_preemption, workers)
-        self._interval = MINIMUM_INTERVAL_SECONDS if scenario.checkpoint_every == "auto" else NEVER
-        if isinstance(scenario.checkpoint_every, float):
-            self._interval = scenario.checkpoint_every
-        self._pending: _SavedState | None = None
-        self.due_at = now + self._interval
-        self.busy_until = now
-
-    def steps_until_due(self, steps: int) -> float:
-        """Steps until the next commit if the interval is in steps; else NEVER."""
-        return self._every - steps % self._every if isinstance(self._every, int) else NEVER
-
-    def begin(self, state: _SavedState, now: float) -> None:
-        """Start committing a state."""
-        self._pending = state
-        self.busy_until = now + max(self._times.stall, self._times.commit)
-        if self._every == "auto":
-            self._interval = background_interval_seconds(self._times.stall, self._times.commit, self._between_failures)
-        self.due_at = now + self._interval
-
-    def durable(self, now: float) -> _SavedState | None:
-        """Return the state whose commit has become durable by now, once; else None."""
-        if self._pending is None or now < self.busy_until:
-            return None
-        durable, self._pending = self._pending, None
-        return durable

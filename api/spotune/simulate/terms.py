@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from spotune.goodput import Part, goodput
+from spotune.resize.times import scaled_step_seconds
 from spotune.simulate.supply import Capacity, HeadCapacity
 
 NEVER: Final = math.inf
@@ -50,8 +51,7 @@ class Timings:
 
     def step_seconds(self, workers: int) -> float:
         """Seconds per step with the given number of workers."""
-        nearest = min(self.step, key=lambda count: (abs(math.log(count / workers)), count))
-        return self.step[nearest] * nearest / workers
+        return scaled_step_seconds(self.step, workers)
 
 
 @dataclass(frozen=True)

@@ -78,11 +78,57 @@ def test_a_commit_that_is_not_durable_yet_is_lost_with_its_worker() -> None:
     assert Part.RESTORE not in spent(outcome)
 
 
-def test_a_commit_within_the_preemption_notice_saves_the_work() -> None:
+def test_group_that_leaves_within_its_notice_loses_no_step() -> None:
+    """The notice comes at 170 s. No replacement has come yet, so the group leaves 11 s before the deadline.
+
+    That is 1.5 times the commit of 4 s, 3 s, and two steps. The commit is durable at 193 s.
+    """
     trace = Trace(((0.0, 4), (200.0, 3), (210.0, 4)), 1000.0)
     warned = simulate(trace, replace(CHOICE, notice=30.0), TIMES, steps=250)
-    assert 0 < warned.steps_lost <= 30
+    stalled = 0.5 + 0.5 + 4.0 + 0.5 + 4.0
+    """After step 100, at the notice, to leave, after step 200, and the last."""
+    expected = {"productive": 250.0, "waiting": 210.0 - 193.0, "startup": 50.0, "restore": 5.0}
+    assert spent(warned) == {**expected, "checkpointStall": stalled}
+    assert (warned.steps_lost, warned.restarts) == (0, 1)
     assert warned.seconds < simulate(trace, CHOICE, TIMES, steps=250).seconds
+
+
+def test_notice_that_is_too_short_for_a_commit_saves_nothing() -> None:
+    trace = Trace(((0.0, 4), (200.0, 3), (210.0, 4)), 1000.0)
+    assert simulate(trace, replace(CHOICE, notice=3.0), TIMES, steps=250).steps_lost > 60
+
+
+def test_measured_replacements_decide_how_long_the_next_group_waits() -> None:
+    """A node is lost three times, and replaced after 80 s. At the first loss the driver waits for 30 s."""
+    points = [point for at in (300.0, 1500.0, 2700.0) for point in ((at, 3), (at + 80.0, 4))]
+    trace = Trace(((0.0, 4), *points), 4000.0)
+    scenario = replace(CHOICE, min_workers=2, resize_cooldown=600.0, notice=30.0)
+    outcome = simulate(trace, scenario, TIMES)
+    assert outcome.steps_lost == 0
+    assert outcome.restarts == 4, "the first replacement comes to a smaller group, which is resized; the others do not"
+    assert 30 + 2 * 80 < outcome.spent[Part.WAITING] < 30 + 2 * 100
+
+
+def test_next_group_waits_for_as_many_workers_as_the_last_one_had_and_no_more() -> None:
+    """Three of four nodes are there. One is lost and replaced after 80 s, twice; the second time that is expected."""
+    trace = Trace(((0.0, 3), (300.0, 2), (380.0, 3), (1500.0, 2), (1580.0, 3)), 2500.0)
+    scenario = replace(CHOICE, min_workers=2, resize_cooldown=600.0, notice=30.0)
+    waiting = simulate(trace, scenario, TIMES).spent[Part.WAITING]
+    left = 1500 - (1.5 * 4 + 3 + 2 * 4 / 3) + 4
+    assert waiting == pytest.approx(30 + 30 + (1580 - left), abs=3)
+
+
+def test_postponed_resize_waits_for_one_more_node() -> None:
+    """The first loss shows how long replacements take. Of two nodes lost later, one comes 30 s after the other."""
+    later = [(1500.0, 2), (1570.0, 3), (1600.0, 4)]
+    scenario = replace(CHOICE, min_workers=2, resize_cooldown=0.0, checkpoint_every=50)
+
+    def restarts(replaced_after: float) -> int:
+        points = ((0.0, 4), (300.0, 3), (300.0 + replaced_after, 4), *later)
+        return simulate(Trace(points, 4000.0), scenario, TIMES).restarts
+
+    assert restarts(replaced_after=100.0) == 2 + 2, "a smaller group and a resize after each loss"
+    assert restarts(replaced_after=1000.0) == 2 + 3, "the second node was not expected so soon"
 
 
 def test_training_starts_with_fewer_workers_after_a_wait() -> None:

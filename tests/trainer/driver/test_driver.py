@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -33,7 +31,6 @@ from tests.trainer.support.simulated_cluster import (
     ScriptedGroup,
     SimulatedCluster,
 )
-from tests.trainer.support.waiting import wait_until
 
 
 def test_trained_run_writes_its_result(runs: Runs, directory: JobDirectory) -> None:
@@ -232,45 +229,6 @@ def test_superseded_driver_starts_no_further_group(runs: Runs, directory: JobDir
     with pytest.raises(SupersededError, match="another driver of this job has started a generation after 1"):
         driver.run()
     assert len(cluster.tasks) == 1
-
-
-def drain_during_group(cluster: SimulatedCluster, directory: JobDirectory, node: str) -> Callable[[], object]:
-    """Returns a function that drains the node, and waits until the running group has been notified."""
-
-    def drain() -> None:
-        cluster.draining[node] = time.time() + 30
-        assert wait_until(directory.generation_logs(len(cluster.tasks)).notice.exists, 30)
-
-    return drain
-
-
-def test_group_that_yields_to_a_draining_node_is_replaced_on_the_remaining_nodes(
-    runs: Runs, directory: JobDirectory
-) -> None:
-    cluster = SimulatedCluster(
-        [ScriptedGroup(Yielded(), last_step=6, commits=[6]), ScriptedGroup(TRAINED, last_step=10)]
-    )
-    cluster.groups[0].before_exit = drain_during_group(cluster, directory, "n1")
-    driver = make_driver(runs, directory, cluster)
-    driver.run()
-    assert cluster.sizes == [2, 1]
-    assert cluster.now == pytest.approx(30, abs=1), "the driver waits for a replacement worker, for a limited time"
-    assert cluster.tasks[1].restore == "step-00000006.gen-1"
-    (failure,) = events(driver, "failure")
-    assert failure["cause"] == "preempted"
-    assert failure["message"] == "1 node(s) of the workers are draining; the state is committed"
-    assert [event["generation"] for event in events(driver, "leaving")] == [1]
-    assert events(driver, "generation-started")[1]["stepsLost"] == 0
-    assert status(directory)["restarts"]["preempted"] == 1
-
-
-def test_worker_lost_with_a_draining_node_counts_as_preempted(runs: Runs, directory: JobDirectory) -> None:
-    cluster = SimulatedCluster([ScriptedGroup(LOST, last_step=6, commits=[5]), ScriptedGroup(TRAINED, last_step=10)])
-    cluster.groups[0].before_exit = drain_during_group(cluster, directory, "n0")
-    driver = make_driver(runs, directory, cluster)
-    driver.run()
-    (failure,) = events(driver, "failure")
-    assert (failure["cause"], failure["message"]) == ("preempted", LOST.message)
 
 
 def test_group_that_yields_to_more_workers_is_not_a_restart(runs: Runs, directory: JobDirectory) -> None:

@@ -1,18 +1,25 @@
-"""The node watch: a group yields before a node of its workers is removed, and for more slots that stay available."""
+"""The node watch: a group yields before a node of its workers is removed, and for more slots that stay available.
+
+When it leaves is decided from what the run has measured, and recorded with the values that were compared.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
 
 from spotune.job import FinetuneJob
+from spotune.resize.leaving import Leave
+from spotune.resize.replacements import ReplacementTimes
 from spotune_trainer import files
 from spotune_trainer.driver.node_watch import NodeWatch
-from spotune_trainer.job_directory.layout import GenerationLogs
+from spotune_trainer.driver.resizing import Resizing, RunningGroup
+from spotune_trainer.job_directory.layout import GenerationLogs, JobDirectory
+from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.worker_group.result import Slots
 from tests.trainer.support.runs import Runs
 
@@ -32,7 +39,7 @@ class SimulatedAgents:
     def ensure(self, gpus: bool) -> Slots:
         assert not gpus
         slots = len(set(self.cluster.nodes) - self.cluster.draining.keys())
-        return Slots(slots, slots)
+        return Slots(slots, slots - self.cluster.starting)
 
 
 @dataclass
@@ -40,14 +47,27 @@ class Cluster:
     """Nodes with one slot each; a group of two workers runs on the first two."""
 
     runs: Runs
-    logs: GenerationLogs
+    directory: JobDirectory
     nodes: list[str] = field(default_factory=lambda: ["a", "b"])
     draining: dict[str, float] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
+    starting: int = 0
+    replaced: list[float] = field(default_factory=list)
     desired: int = 4
     now: float = 0.0
     errors: list[Exception] = field(default_factory=list)
     reads: int = 0
+
+    @property
+    def logs(self) -> GenerationLogs:
+        return self.directory.generation_logs(1)
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger(self.directory)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return self.ledger.records("leaving", "growth-postponed")
 
     def draining_now(self) -> dict[str, float]:
         if self.errors:
@@ -55,15 +75,29 @@ class Cluster:
         return self.draining
 
     def watch(self) -> NodeWatch:
-        self.logs.root.mkdir()
+        self.logs.root.mkdir(parents=True)
+        self.ledger.append("generation-started", generation=1, worldSize=2, step=100, planSeconds=1.0)
+        group = RunningGroup(1, self.logs, world_size=2, planned_minimum=1)
         return NodeWatch(
-            self.logs,
-            2,
+            Resizing(group, self.ledger, ReplacementTimes(self.replaced)),
             self.job,
             SimulatedAgents(self),
-            lambda **event: self.events.append(event),
+            partial(self.ledger.append, generation=1),
             lambda: self.now,
         )
+
+    def measure(self, step: int = 200, total: int = 10_000) -> None:
+        """The group has made its first 100 steps, of 0.5 s each, and committed in 2 s; it started within 8 s."""
+        started = self.ledger.records("generation-started")[0]["time"]
+        progress = {
+            "startedAt": started + 1.0,
+            "step": step,
+            "totalSteps": total,
+            "seconds": {"productive": 45.0, "dataWait": 5.0, "startup": 3.0},
+            "startup": {"engine": 3.0, "reference": 500.0, "firstStep": 1.0},
+        }
+        files.write_json(self.logs.progress, progress)
+        self.ledger.append("committed", generation=1, step=150, seconds=2.0, stallSeconds=0.25)
 
     def job(self) -> FinetuneJob:
         self.reads += 1
@@ -76,8 +110,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(runs: Runs, tmp_path: Path) -> Cluster:
-    return Cluster(runs, GenerationLogs(tmp_path / "gen-1"))
+def cluster(runs: Runs, directory: JobDirectory) -> Cluster:
+    return Cluster(runs, directory)
 
 
 def check_for(watch: NodeWatch, cluster: Cluster, seconds: int) -> None:
@@ -204,3 +238,120 @@ def test_thread_checks_periodically_and_survives_errors_of_the_head(cluster: Clu
         while cluster.notice is None and time.monotonic() < until:
             time.sleep(0.1)
     assert watch.preempted
+
+
+def test_without_measurements_the_event_reports_that_nothing_was_weighed(cluster: Cluster) -> None:
+    watch = cluster.watch()
+    cluster.draining = {"b": time.time() + 30}
+    watch.check()
+    (event,) = cluster.events
+    assert (event["choice"], event["measured"], event["lostSeconds"]) == ("default", {}, {})
+    assert event["why"].endswith("because the workers have made fewer than 5 steps since their start")
+    assert watch.decision is not None
+    assert (watch.decision.choice, watch.decision.patience_seconds) == (Leave.DEFAULT, 30.0)
+
+
+def test_event_of_a_notice_has_what_was_measured_and_compared(cluster: Cluster) -> None:
+    cluster.desired, cluster.replaced = 2, [40.0, 60.0]
+    watch = cluster.watch()
+    watch.check()
+    cluster.measure()
+    cluster.draining = {"b": time.time() + 30}
+    watch.check()
+    (event,) = cluster.events
+    assert event["measured"] == {
+        "stepSeconds": {"2": 0.5},
+        "commitSeconds": 2.0,
+        "stallSeconds": 0.25,
+        "changeSeconds": {"plan": 1.0, "workers": 1.0, "restore": 2.0, "engine": 3.0, "firstStep": 1.0},
+        "replacementSeconds": [40.0, 60.0],
+    }
+    assert (event["choice"], event["slots"], event["stepsLeft"]) == ("waitForReplacement", 1, 9800)
+    assert event["arrivalSeconds"] == [40.0, 60.0]
+    assert event["lostSeconds"].keys() == {"leaveNow", "waitForReplacement", "trainOn", "default"}
+    assert event["lostSeconds"]["waitForReplacement"] == min(event["lostSeconds"].values())
+    assert event["patienceSeconds"] == pytest.approx(1.1 * 60 - 24 + 1, abs=1.5)
+    assert cluster.notice is not None
+    assert cluster.notice["deadline"] == pytest.approx(cluster.draining["b"], abs=1)
+
+
+def test_group_with_a_free_slot_leaves_at_once(cluster: Cluster) -> None:
+    cluster.desired = 2
+    watch = cluster.watch()
+    cluster.nodes.append("c")
+    watch.check()
+    cluster.measure()
+    cluster.draining = {"b": time.time() + 120}
+    watch.check()
+    (event,) = cluster.events
+    assert event["choice"] == "leaveNow"
+    assert event["seconds"] == pytest.approx(120, abs=1)
+    assert cluster.notice is not None
+    assert cluster.notice["deadline"] is None
+    assert watch.deadline == cluster.draining["b"]
+
+
+def test_second_draining_node_is_decided_on_anew(cluster: Cluster) -> None:
+    watch = cluster.watch()
+    cluster.draining = {"b": time.time() + 60}
+    check_for(watch, cluster, 3)
+    cluster.draining["a"] = time.time() + 20
+    check_for(watch, cluster, 3)
+    assert [event["reason"] for event in cluster.events] == [
+        "1 node(s) of the workers are draining",
+        "2 node(s) of the workers are draining",
+    ]
+    assert cluster.notice is not None
+    assert cluster.notice["deadline"] == pytest.approx(cluster.draining["a"], abs=1)
+
+
+def test_requested_scale_down_is_notified_once(cluster: Cluster) -> None:
+    watch = cluster.watch()
+    cluster.desired = 1
+    cluster.draining = {"b": time.time() + 30}
+    check_for(watch, cluster, 5)
+    assert len(cluster.events) == 1
+
+
+def test_replacement_is_measured_from_the_notice_until_its_slot_is_ready(cluster: Cluster) -> None:
+    cluster.desired = 2
+    watch = cluster.watch()
+    watch.check()
+    cluster.draining = {"b": time.time() + 30}
+    check_for(watch, cluster, 20)
+    cluster.nodes.append("c")
+    cluster.starting = 1
+    check_for(watch, cluster, 5)
+    cluster.starting = 0
+    check_for(watch, cluster, 1)
+    assert watch._resizing.replacements.seconds == (25.0,)
+
+
+def test_group_does_not_grow_for_the_last_steps(cluster: Cluster) -> None:
+    watch = cluster.watch()
+    cluster.measure(step=9970)
+    cluster.nodes.append("c")
+    check_for(watch, cluster, 100)
+    (event,) = cluster.events
+    assert (event["event"], event["choice"]) == ("growth-postponed", "keep")
+    assert cluster.notice is None
+
+
+def test_group_grows_once_and_not_just_before_another_worker_comes(cluster: Cluster) -> None:
+    """A fourth worker is expected 80 s after it was lost; until then the group of two trains on."""
+    cluster.nodes += ["c", "d"]
+    cluster.replaced = [80.0]
+    watch = cluster.watch()
+    check_for(watch, cluster, 1)
+    cluster.measure()
+    cluster.nodes.remove("d")
+    check_for(watch, cluster, 65)
+    (postponed,) = cluster.events
+    assert (postponed["event"], postponed["choice"]) == ("growth-postponed", "waitForMore")
+    assert postponed["arrivalSeconds"] == [pytest.approx(80 - 58, abs=2)]
+    cluster.nodes.append("d")
+    check_for(watch, cluster, 1)
+    assert watch.yield_reason == "there are slots for 4 workers, 2 train"
+    assert cluster.events[-1]["choice"] == "grow"
+    assert cluster.notice is not None
+    assert cluster.notice["commitWithin"] == pytest.approx(0.5, abs=0.01)

@@ -38,3 +38,16 @@ def test_waits_for_desired_workers_then_accepts_at_least_the_minimum(
 ) -> None:
     found = choose_world_size(slots, minimum=2, desired=4, waited_seconds=waited, patience_seconds=30)
     assert found == size
+
+
+@pytest.mark.parametrize(("slots", "size"), [(2, None), (3, 3), (4, 4), (9, 4)])
+def test_as_many_workers_as_the_last_group_had_are_enough_after_a_notice(slots: int, size: int | None) -> None:
+    found = choose_world_size(slots, minimum=1, desired=4, waited_seconds=0, patience_seconds=30, enough=3)
+    assert found == size
+
+
+@pytest.mark.parametrize(("minimum", "desired", "slots", "size"), [(4, 4, 3, None), (1, 2, 2, 2)])
+def test_enough_workers_are_no_fewer_than_the_minimum_and_no_more_than_desired(
+    minimum: int, desired: int, slots: int, size: int | None
+) -> None:
+    assert choose_world_size(slots, minimum, desired, waited_seconds=0, patience_seconds=30, enough=3) == size

@@ -26,15 +26,17 @@ class Training:
     def __post_init__(self) -> None:
         self.watch = NoticeWatch([self.path.parent / "other.json", self.path], lambda: self.now, lambda: self.now)
 
-    def step(self, commit_seconds: float | None = 2.0, seconds: float = 1.0) -> Flags:
+    def step(
+        self, commit_seconds: float | None = 2.0, seconds: float = 1.0, *, is_due: bool = False, pending: bool = False
+    ) -> Flags:
         self.now += seconds
-        return self.watch.flags(commit_seconds)
+        return self.watch.flags(commit_seconds, is_due=is_due, is_pending=pending)
 
-    def told_to_leave(self, within: float | None) -> None:
+    def told_to_leave(self, within: float | None, commit_within: float = 0.0) -> None:
         """A notice from the driver."""
         deadline = self.now + within if within is not None else None
         notice = {"time": self.now, "deadline": deadline, "stop": False, "leave": True, "reason": "a node goes"}
-        files.write_json(self.path, notice)
+        files.write_json(self.path, {**notice, "commitWithin": commit_within})
 
     def until_it_leaves(self, commit_seconds: float | None = 2.0, step_seconds: float = 1.0) -> float:
         """The time at which the group is told to leave."""
@@ -129,3 +131,32 @@ def test_a_commit_of_unknown_duration_is_tried(training: Training) -> None:
 def test_without_a_deadline_the_group_leaves_after_a_commit_of_any_duration(training: Training) -> None:
     training.told_to_leave(within=None)
     assert training.step(commit_seconds=1e6) == LEAVE
+
+
+def test_group_that_grows_leaves_with_the_commit_that_is_due(training: Training) -> None:
+    training.told_to_leave(None, commit_within=10)
+    assert training.step() == Flags(notice=True)
+    assert training.step() == NOTHING
+    assert training.step(is_due=True) == LEAVE
+    assert training.step(is_due=True) == NOTHING
+
+
+def test_group_that_grows_makes_a_commit_if_none_is_due_in_time(training: Training) -> None:
+    training.told_to_leave(None, commit_within=10)
+    waited = 0
+    while not training.step().leave:
+        waited += 1
+    assert waited == 9
+
+
+def test_pending_commit_is_durable_before_the_last_one_begins(training: Training) -> None:
+    training.told_to_leave(None, commit_within=3)
+    assert training.step(pending=True) == Flags(notice=True)
+    assert {training.step(pending=True) for _ in range(20)} == {NOTHING}
+    assert training.step() == LEAVE
+
+
+def test_notice_of_an_earlier_version_has_no_wait_for_a_commit(training: Training) -> None:
+    notice = {"time": 0.5, "deadline": None, "stop": False, "leave": True, "reason": "there are more slots"}
+    files.write_json(training.path, notice)
+    assert training.step() == LEAVE

@@ -12,10 +12,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import pytest
-import ray
-from ray._private import ray_constants
-
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -24,6 +20,7 @@ from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily
 from spotune_trainer.training.task import WorkerTask
 from spotune_trainer.worker_group.agent_pool import AgentPool
 from spotune_trainer.worker_group.result import GroupResult
+from tests.trainer.support.connected_ray import connected_ray
 from tests.trainer.support.live import held_segments, process_name
 from tests.trainer.support.runs import Layout, Runs, make_task, start_generation
 from tests.trainer.support.waiting import wait_until
@@ -127,26 +124,18 @@ def kill(process: Process, number: int = signal.SIGKILL) -> None:
 
 @contextmanager
 def started_cluster(runs: Runs, folder: Path, *slots: int) -> Iterator[Cluster]:
-    """A local Ray without a token (which has to be set before the import), to which this process connects.
+    """A local Ray, to which this process connects.
 
     Args:
         runs: data and jobs.
         folder: for its files.
         slots: number of ranks that each of its nodes can run.
     """
-    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        environment = local_ray._environment
-        patch.setattr(local_ray, "_environment", lambda *given: environment(*given) | {"RAY_AUTH_MODE": "disabled"})
-        patch.setattr(ray_constants, "ENABLE_RAY_CLUSTER", False)  # as in that environment
-        head = local_ray.LocalRay(folder, slots[0], gpus=False)
-        head.start()
-        assert head.running is not None
-        stack.callback(head.shut_down)
+    with ExitStack() as stack:
+        head = stack.enter_context(connected_ray(folder, slots[0]))
         for further in slots[1:]:
-            stack.enter_context(_started_node(head.running, further))
-        stack.callback(ray.shutdown)
-        ray.init(address=head.running.address, log_to_driver=False)
-        yield Cluster(runs, head.running.family, sum(slots))
+            stack.enter_context(_started_node(head, further))
+        yield Cluster(runs, head.family, sum(slots))
 
 
 @contextmanager

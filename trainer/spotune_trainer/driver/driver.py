@@ -10,11 +10,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedError, SupersededError
 from spotune.fingerprint import changed_fields
 from spotune.job import FinetuneJob
 from spotune.plan.checkpoint_interval import seconds_to_preemption
+from spotune.resize.leaving import DEFAULT_PATIENCE_SECONDS, Leave
 from spotune.retry import FailureCause, GiveUp, decide
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import (
@@ -29,6 +31,7 @@ from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
+from spotune_trainer.driver.resizing import Resizing, RunningGroup, replacement_times
 from spotune_trainer.driver.results import write_result
 from spotune_trainer.driver.scaling import choose_world_size
 from spotune_trainer.driver.status_publisher import StatusPublisher
@@ -61,8 +64,6 @@ from spotune_trainer.worker_group.result import (
 logger = logging.getLogger("spotune.driver")
 
 _POLL_SECONDS = 0.5
-_PATIENCE_SECONDS = 30.0
-"""How long to wait for all desired workers before starting with fewer."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,10 @@ class Driver:
         self._job_content: object = None
         self._skipped_checkpoints: set[CheckpointName] = set()
         self._claimed_generation: int | None = None
-        self._patience_seconds = _PATIENCE_SECONDS
+        self._patience_seconds = DEFAULT_PATIENCE_SECONDS
+        self._enough: int | None = None
         self._planned_minimum = 1
+        self._replacements = replacement_times(self.ledger)
 
     def run(self) -> None:
         """Train until the model is trained and exported.
@@ -181,9 +184,13 @@ class Driver:
             minimum, desired = self._minimum(), workers.world_size
             reason = " for the memory of the model" if minimum > workers.min_world_size else ""
             slots = self.dependencies.agents.ensure(workers.gpus > 0)
-            size = choose_world_size(slots.ready, minimum, desired, clock() - started, self._patience_seconds)
+            self._replacements.observe(nodes=slots.nodes, ready=slots.ready, desired=desired, now=clock())
+            waited, patience = clock() - started, self._patience_seconds
+            if slots.nodes > slots.ready:  # a node has joined, and will be ready soon
+                patience = max(patience, DEFAULT_PATIENCE_SECONDS)
+            size = choose_world_size(slots.ready, minimum, desired, waited, patience, self._enough)
             if size is not None:
-                self._patience_seconds = _PATIENCE_SECONDS
+                self._patience_seconds, self._enough = DEFAULT_PATIENCE_SECONDS, None
                 return size
             if not waiting and slots.nodes < desired:  # with enough slots, agents are only starting
                 waiting = True
@@ -262,13 +269,20 @@ class Driver:
         return self.dependencies.agents.worker_memory_bytes(workers.count, workers.gpus > 0)
 
     def _watch_nodes(self, task: WorkerTask, world_size: int) -> NodeWatch:
+        group = RunningGroup(task.generation, task.logs, world_size, self._planned_minimum)
         return NodeWatch(
-            self.directory.generation_logs(task.generation),
-            world_size,
+            Resizing(group, self.ledger, self._replacements),
             lambda: job_of(self.directory) or self.job,
             self.dependencies.agents,
-            partial(self.ledger.append, "leaving", generation=task.generation),
+            partial(self._record_decision, task.generation),
+            self.dependencies.clock,
         )
+
+    def _record_decision(self, generation: int, event: str, **values: Any) -> None:
+        """Record a decision about the running group in the ledger and, if it is to leave, in the status."""
+        self.ledger.append(event, generation=generation, **values)
+        if event == "leaving":
+            self.status.update(message=": ".join(filter(None, (values["reason"], values.get("why")))))
 
     def _count_lost_steps(self, restored: CheckpointName | None) -> int:
         """Number of steps of the newest generation after `restored`, from which the next generation starts."""
@@ -300,9 +314,12 @@ class Driver:
                 self.ledger.append("left", generation=task.generation, step=self._last_step(task))
                 self._patience_seconds = 0.0  # the number of slots is known: do not wait for more
             case Yielded():
+                self._wait_as_decided(watch)
                 self._retry(FailureCause.PREEMPTED, f"{watch.yield_reason}; the state is committed", plan, task)
             case Failed(FailureCause.WORKER_LOST, message) if watch.preempted:
-                self._retry(FailureCause.PREEMPTED, message, plan, task)
+                self._wait_as_decided(watch)
+                early = watch.deadline is not None and time.time() < watch.deadline
+                self._retry(FailureCause.PREEMPTED, message, plan, task, beforeDeadline=early)
             case Superseded(message):
                 self.ledger.append("superseded", generation=task.generation)
                 raise SupersededError(message)
@@ -312,14 +329,20 @@ class Driver:
                 self._retry(cause, message, plan, task)
         return False
 
-    def _retry(self, cause: FailureCause, message: str, plan: RunPlan, task: WorkerTask) -> None:
-        """Record the failure, and wait for the backoff of the retry policy.
+    def _wait_as_decided(self, watch: NodeWatch) -> None:
+        """Let the next group wait for as many workers as the last one had, if that was weighed."""
+        if watch.decision is not None and watch.decision.choice is not Leave.DEFAULT:
+            self._enough, self._patience_seconds = watch.world_size, watch.decision.patience_seconds
+
+    def _retry(self, cause: FailureCause, message: str, plan: RunPlan, task: WorkerTask, **values: Any) -> None:
+        """Record the failure with further `values`, and wait for the backoff of the retry policy.
 
         Raises:
             JobError, InfrastructureError: the policy gives up.
         """
         step = self._last_step(task)
-        self.ledger.append("failure", generation=task.generation, cause=str(cause), message=message, step=step)
+        record = {"cause": str(cause), "message": message, "step": step, **values}
+        self.ledger.append("failure", generation=task.generation, **record)
         logger.warning("generation %d ended at step %d (%s): %s", task.generation, step, cause, message)
         self.status.update(Phase.WAITING_FOR_WORKERS, restarts=self.ledger.restarts(), message=message)
         self._reload_job()

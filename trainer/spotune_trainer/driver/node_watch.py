@@ -1,7 +1,7 @@
 """Watches the nodes while a worker group trains, and makes the group yield when they change.
 
 A thread of the driver. It writes a notice to the generation's folder if the node of a worker is draining or, at most
-once per `workers.resizeCooldown`, if a larger group is possible.
+once per `workers.resizeCooldown`, if a larger group is possible. `resizing.py` decides when the group is to leave.
 """
 
 from __future__ import annotations
@@ -10,59 +10,67 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Self
+from typing import Any, Self
 
 import ray
 
 from spotune.job import FinetuneJob, WorkersSpec
-from spotune_trainer.job_directory.layout import GenerationLogs
+from spotune.resize.growing import Grow
+from spotune.resize.leaving import LeaveDecision
+from spotune_trainer.driver.resizing import STEADY_SECONDS, Resizing
 from spotune_trainer.job_directory.notice import write_notice
-from spotune_trainer.worker_group.result import NodeAgents
+from spotune_trainer.worker_group.result import NodeAgents, Slots
 
 logger = logging.getLogger("spotune.driver")
 
 _CHECK_SECONDS = 1.0
-_STEADY_SECONDS = 10.0
-"""How long slots for more workers must exist before the group yields to a larger one."""
+_DECIDE_AGAIN_SECONDS = 5.0
+"""How often a larger group of the same size is decided on anew, after it was postponed."""
 
 
 class NodeWatch:
     """Watches the nodes of one generation; a context manager around its worker group.
 
     Args:
-        logs: the generation's folder.
-        world_size: its workers.
+        resizing: decides for the group.
         job: returns the job as it is now.
         agents: on the nodes of the cluster.
-        on_yield: called with `reason` and `seconds` (None: no deadline) once the group is to yield.
+        record: called with the name and the values of events for the ledger.
         clock: seconds, monotonic.
 
     Attributes:
+        world_size: workers of the group.
         yield_reason: why the group is to yield, for messages; None if it is not.
         preempted: whether that is because a node is draining.
+        decision: about the draining nodes; None before there are any.
+        deadline: when the node may be lost, in seconds since the epoch; None: not known.
     """
 
     def __init__(
         self,
-        logs: GenerationLogs,
-        world_size: int,
+        resizing: Resizing,
         job: Callable[[], FinetuneJob],
         agents: NodeAgents,
-        on_yield: Callable[..., None],
+        record: Callable[..., None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._logs = logs
-        self._world_size = world_size
+        self._resizing = resizing
+        self.world_size = resizing.group.world_size
         self._job = job
         self._agents = agents
-        self._on_yield = on_yield
+        self._record = record
         self._clock = clock
         self._started = clock()
         self._slots_since: float | None = None
+        self._noticed: set[str] = set()
+        self._postponed: Grow | None = None
+        self._decided: tuple[int, float] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nodes", daemon=True)
         self.yield_reason: str | None = None
         self.preempted = False
+        self.decision: LeaveDecision | None = None
+        self.deadline: float | None = None
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -75,12 +83,14 @@ class NodeWatch:
     def check(self) -> None:
         """Make the group yield if there is a reason to. A draining node takes precedence over a larger group."""
         draining = self._agents.draining()
-        ours = {node: draining[node] for node in self._agents.occupied() if node in draining}
-        if ours and not self.preempted:
-            self._yield_before(ours, self._job().spec.workers)
+        going = {node: draining[node] for node in self._agents.occupied() if node in draining}
+        workers = self._job().spec.workers
+        slots = self._agents.ensure(workers.gpus > 0)
+        self._resizing.observe(slots, workers, self._clock())
+        if going.keys() - self._noticed:
+            self._yield_before(going, slots, workers)
         elif self.yield_reason is None:
-            workers = self._job().spec.workers
-            self._grow(self._agents.ensure(workers.gpus > 0).ready, workers)
+            self._grow(slots, workers)
 
     def _run(self) -> None:
         while not self._stop.wait(_CHECK_SECONDS):
@@ -89,31 +99,63 @@ class NodeWatch:
             except (OSError, ray.exceptions.RayError, RuntimeError) as error:  # a full volume, a dying head
                 logger.debug("the nodes could not be checked: %s", error)
 
-    def _yield_before(self, going: Mapping[str, float], workers: WorkersSpec) -> None:
+    def _yield_before(self, going: Mapping[str, float], slots: Slots, workers: WorkersSpec) -> None:
         deadlines = [deadline for deadline in going.values() if deadline > 0]
-        seconds = min(deadlines) - time.time() if deadlines else None
-        reason = f"{len(going)} node(s) of the workers are draining"
-        if workers.world_size < self._world_size:
-            reason = "fewer workers are requested"
-        else:
-            self.preempted = True
-        self._yield(reason, seconds)
+        self.deadline = min(deadlines, default=None)
+        seconds = self.deadline - time.time() if self.deadline is not None else None
+        if workers.world_size < self.world_size:
+            self._yield("fewer workers are requested", {}, going, leave_within=seconds)
+            return
+        decision, values = self._resizing.on_notice(slots, seconds, workers, self._clock())
+        self.preempted, self.decision = True, decision
+        leave_within = None if decision.leave_after_seconds == 0.0 else seconds
+        self._yield(f"{len(going)} node(s) of the workers are draining", values, going, leave_within=leave_within)
 
-    def _grow(self, slots: int, workers: WorkersSpec) -> None:
-        """Yield to a larger group once its slots have existed for a while, and this group has run for the cooldown."""
-        size, now = min(slots, workers.world_size), self._clock()
-        if size <= self._world_size:
+    def _grow(self, slots: Slots, workers: WorkersSpec) -> None:
+        """Yield to a larger group if it pays, its slots have existed for a while, and the cooldown has passed."""
+        size, now = min(slots.ready, workers.world_size), self._clock()
+        if size <= self.world_size:
             self._slots_since = None
             return
         if self._slots_since is None:
             self._slots_since = now
-        cooldown = workers.resize_cooldown.seconds
-        if now - self._slots_since < _STEADY_SECONDS or now - self._started < cooldown:
+        if now - self._slots_since < STEADY_SECONDS or now - self._started < workers.resize_cooldown.seconds:
             return
-        self._yield(f"there are slots for {size} workers, {self._world_size} train", None)
+        if self._decided is not None and self._decided[0] == size and now - self._decided[1] < _DECIDE_AGAIN_SECONDS:
+            return
+        self._decided = size, now
+        reason = f"there are slots for {size} workers, {self.world_size} train"
+        decision, values = self._resizing.on_more_slots(slots, workers, now)
+        if decision.choice is Grow.GROW:
+            self._yield(reason, values, {}, commit_within=decision.commit_within_seconds)
+        elif decision.choice is not self._postponed:
+            self._postponed = decision.choice
+            logger.info("%s: %s", reason, decision.reason)
+            self._record("growth-postponed", reason=reason, **values)
 
-    def _yield(self, reason: str, seconds: float | None) -> None:
-        write_notice(self._logs.notice, seconds=seconds, reason=reason, leave=True)
+    def _yield(
+        self,
+        reason: str,
+        values: Mapping[str, Any],
+        going: Mapping[str, float],
+        *,
+        leave_within: float | None = None,
+        commit_within: float = 0.0,
+    ) -> None:
+        """Write the notice, and record it.
+
+        Args:
+            reason: for the group to yield.
+            values: of the decision.
+            going: nodes that may be lost.
+            leave_within: seconds until which the group may train on; None: it leaves at once.
+            commit_within: how long a group that leaves at once may wait for a commit that is due, in seconds.
+        """
+        logs = self._resizing.group.logs
+        write_notice(logs.notice, seconds=leave_within, reason=reason, leave=True, commit_within_seconds=commit_within)
+        self._noticed |= going.keys()
         self.yield_reason = reason
-        logger.info("%s: the group is to yield%s", reason, f" within {seconds:.0f} s" if seconds is not None else "")
-        self._on_yield(reason=reason, seconds=round(seconds, 1) if seconds is not None else None)
+        seconds = round(self.deadline - time.time(), 1) if self.deadline is not None else None
+        within = f" within {seconds:.0f} s" if seconds is not None else ""
+        logger.info("%s: the group is to yield%s. %s", reason, within, values.get("why", ""))
+        self._record("leaving", reason=reason, seconds=seconds, **values)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 
 def choose_world_size(
-    slots: int, minimum: int, desired: int, waited_seconds: float, patience_seconds: float
+    slots: int,
+    minimum: int,
+    desired: int,
+    waited_seconds: float,
+    patience_seconds: float,
+    enough: int | None = None,
 ) -> int | None:
     """Number of workers to start with; None to keep waiting.
 
-    `desired` as soon as there are as many slots; after `patience_seconds` as many as there are slots, but at least
-    `minimum`.
+    As many as there are slots, up to `desired`: as soon as there are `enough` (None: `desired`), and after
+    `patience_seconds` if there are at least `minimum`.
     """
-    if slots >= desired:
-        return desired
+    if slots >= (desired if enough is None else max(minimum, min(enough, desired))):
+        return min(slots, desired)
     if slots >= minimum and waited_seconds >= patience_seconds:
         return slots
     return None

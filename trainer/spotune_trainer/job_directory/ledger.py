@@ -79,6 +79,10 @@ class Ledger:
         commits = self.records("committed")
         return float(commits[-1]["seconds"]) if commits else None
 
+    def replacement_seconds(self) -> list[float]:
+        """Seconds from the loss or the notice of a worker until there were as many slots again, in order."""
+        return [float(record["seconds"]) for record in self.records("replaced")]
+
     def worker_seconds(self) -> float:
         """Worker time in seconds: duration times world size, summed over all generations that have ended."""
         return float(sum(record["seconds"] * record["worldSize"] for record in self.records("generation-ended")))

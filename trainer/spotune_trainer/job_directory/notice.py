@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spotune.resize.times import seconds_before_deadline
 from spotune_trainer import files
 
 logger = logging.getLogger("spotune.worker")
@@ -22,8 +23,6 @@ logger = logging.getLogger("spotune.worker")
 _POLL_SECONDS = 0.5
 _UNKNOWN_COMMIT_SECONDS = 5.0
 """Assumed duration of a commit before the first one."""
-_MARGIN_SECONDS = 3.0
-"""A node may be lost this much before its deadline."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +50,23 @@ class Flags:
         )
 
 
-def write_notice(path: Path, *, seconds: float | None, reason: str, stop: bool = False, leave: bool = False) -> None:
-    """Ask the workers to commit within `seconds` (None: without a deadline), and to end with `stop` or `leave`."""
+def write_notice(
+    path: Path,
+    *,
+    seconds: float | None,
+    reason: str,
+    stop: bool = False,
+    leave: bool = False,
+    commit_within_seconds: float = 0.0,
+) -> None:
+    """Ask the workers to commit within `seconds` (None: without a deadline), and to end with `stop` or `leave`.
+
+    A group that leaves without a deadline waits up to `commit_within_seconds` for a commit that is due anyway.
+    """
     now = time.time()
     deadline = now + seconds if seconds is not None else None
-    files.write_json(path, {"time": now, "deadline": deadline, "stop": stop, "leave": leave, "reason": reason})
+    notice = {"time": now, "deadline": deadline, "stop": stop, "leave": leave, "reason": reason}
+    files.write_json(path, {**notice, "commitWithin": commit_within_seconds})
 
 
 class NoticeWatch:
@@ -63,7 +74,8 @@ class NoticeWatch:
 
     A group that has to leave by a deadline commits at once, because the node may be lost earlier. Then it trains on for
     as long as a last commit still fits before the deadline. If not even one commit fits, the group trains on until the
-    node is lost and resumes from an earlier commit.
+    node is lost and resumes from an earlier commit. A group that leaves without a deadline may wait a little for a
+    commit that is due, and for the end of one that is pending.
 
     Args:
         paths: files that notices are written to.
@@ -84,12 +96,15 @@ class NoticeWatch:
         self._last_call = clock()
         self._handled: dict[Path, float] = {}
         self._leave_until: float | None = None
+        self._leave_with_commit_until: float | None = None
 
-    def flags(self, commit_seconds: float | None) -> Flags:
+    def flags(self, commit_seconds: float | None, *, is_due: bool = False, is_pending: bool = False) -> Flags:
         """Actions that notices require after the next step; call once a step.
 
         Args:
             commit_seconds: duration of a commit until it is durable; None if unknown.
+            is_due: whether there is a commit after the next step in any case.
+            is_pending: whether an earlier commit is not durable yet.
         """
         clock = self._clock()
         step_seconds, self._last_call = clock - self._last_call, clock
@@ -99,10 +114,13 @@ class NoticeWatch:
             self._last_poll = clock
             for notice in self._new():
                 flags |= self._answer(notice, needed)
-        # By the time of the next question another step has passed.
-        reserve = 1.5 * needed + _MARGIN_SECONDS + 2 * step_seconds
+        reserve = seconds_before_deadline(needed, step_seconds)
         if self._leave_until is not None and self._leave_until - self._now() <= reserve:
             self._leave_until = None
+            flags |= Flags(commit=True, notice=True, leave=True)
+        with_commit_until = self._leave_with_commit_until
+        if with_commit_until is not None and (is_due or (not is_pending and self._now() >= with_commit_until)):
+            self._leave_with_commit_until = None
             flags |= Flags(commit=True, notice=True, leave=True)
         return flags
 
@@ -116,6 +134,9 @@ class NoticeWatch:
     def _answer(self, notice: dict[str, Any], needed: float) -> Flags:
         stop, leave = bool(notice["stop"]), bool(notice.get("leave"))
         left = notice["deadline"] - self._now() if notice["deadline"] is not None else math.inf
+        if leave and not stop and left == math.inf and (within := notice.get("commitWithin")):
+            self._leave_with_commit_until = notice["time"] + within
+            return Flags(notice=True)
         if stop or (leave and left == math.inf):
             return Flags(commit=True, notice=True, stop=stop, leave=leave)
         if left < needed:

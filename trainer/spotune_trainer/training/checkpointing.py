@@ -102,6 +102,11 @@ class Checkpointing:
         """Whether to commit once `step` optimizer steps are done; decided on rank 0."""
         return self.policy.due(step) and not self.checkpointer.is_busy
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether a commit has started that is not durable yet."""
+        return self.checkpointer.is_busy
+
     def commit(self, step: int) -> None:
         """Start to save the state after `step` optimizer steps. `finish_commit` must have been called before."""
         engine, reporter = self.context.engine, self.context.reporter

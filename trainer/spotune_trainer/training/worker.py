@@ -212,8 +212,9 @@ class Worker:
         """What rank 0 proposes to do once `step` steps are done: commit, stop or leave. Other ranks propose nothing."""
         if self.rank != 0:
             return Flags()
-        noticed = self.notices.flags(self.checkpointing.commit_seconds)
-        return Flags(commit=self.checkpointing.is_due(step)) | noticed
+        commits = self.checkpointing
+        is_due, is_pending = commits.is_due(step), commits.is_pending
+        return Flags(commit=is_due) | self.notices.flags(commits.commit_seconds, is_due=is_due, is_pending=is_pending)
 
     def commit(self, step: int) -> None:
         """Start to commit the state after `step` optimizer steps, once the commit before it is complete."""

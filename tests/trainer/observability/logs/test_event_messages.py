@@ -29,6 +29,24 @@ from spotune_trainer.observability.logs.event_messages import event_message
             {"event": "prepared", "source": "sql", "summary": "8 rows read", "leftOut": {}, "problems": []},
             "data of source sql is prepared: 8 rows read",
         ),
+        (
+            {
+                "event": "leaving",
+                "reason": "1 node(s) of the workers are draining",
+                "seconds": 29.6,
+                "why": "loses 3 s",
+            },
+            "1 node(s) of the workers are draining: the workers commit and exit within 30 s; why",
+        ),
+        (
+            {"event": "leaving", "reason": "fewer workers are requested", "seconds": None},
+            "fewer workers are requested: the workers commit and exit",
+        ),
+        (
+            {"event": "growth-postponed", "reason": "there are slots for 3 workers, 2 train", "why": "keeping is best"},
+            "there are slots for 3 workers, 2 train: keeping is best",
+        ),
+        ({"event": "replaced", "seconds": 61.7}, "a lost worker was replaced after 62 s"),
         ({"event": "restored", "step": 9}, None),
         (
             {"event": "restored", "step": 9, "memoryBytes": 3_000_000, "peerBytes": 1_500_000_000, "volumeBytes": 0},

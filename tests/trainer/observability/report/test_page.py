@@ -99,6 +99,19 @@ def test_summary_has_each_step_once_and_the_outcome_of_each_worker_group(eventfu
     assert (running.first_step, running.seconds(summary.updated), running.description) == (4, 30.0, "running")
 
 
+def test_outcome_of_a_group_that_was_preempted_has_what_the_driver_weighed(eventful: JobDirectory) -> None:
+    ledger = Ledger(eventful)
+    ledger.append("leaving", generation=2, reason="1 node is draining", seconds=30.0, why="leaving at once loses 3 s")
+    ledger.append("failure", generation=2, cause="preempted", message="1 node is draining", step=10)
+    assert read_summary(eventful.root).groups[1].description == (
+        "preempted: 1 node is draining; leaving at once loses 3 s"
+    )
+    ledger.append("left", generation=2, step=10)
+    assert read_summary(eventful.root).groups[1].description == (
+        "left: another number of workers continues; leaving at once loses 3 s"
+    )
+
+
 def test_scores_of_tasks_are_in_the_table_of_evaluations_by_their_step(eventful: JobDirectory) -> None:
     for step, accuracy in ((8, 0.125), (10, 0.25), (10, 0.375)):
         Ledger(eventful).append("harness", generation=2, step=step, scores={"arc_easy/acc": accuracy})

@@ -68,6 +68,12 @@ def _exported(event: Mapping[str, Any]) -> str:
     return f"exported the model of step {event['step']}" if "step" in event else "exported the model"
 
 
+def _leaving(event: Mapping[str, Any]) -> str:
+    within = f" within {event['seconds']:.0f} s" if event["seconds"] is not None else ""
+    why = f"; {event['why']}" if event.get("why") else ""
+    return f"{event['reason']}: the workers commit and exit{within}{why}"
+
+
 _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "attempt-started": _attempt_started,
     "attempt-ended": _attempt_ended,
@@ -86,10 +92,9 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "stopped-early": lambda event: str(event["reason"]),
     "best-unusable": lambda event: str(event["reason"]),
     "exported": _exported,
-    "leaving": lambda event: (
-        f"{event['reason']}: the workers commit and exit"
-        + (f" within {event['seconds']:.0f} s" if event["seconds"] is not None else "")
-    ),
+    "leaving": _leaving,
+    "growth-postponed": lambda event: f"{event['reason']}: {event['why']}",
+    "replaced": lambda event: f"a lost worker was replaced after {event['seconds']:.0f} s",
     "superseded": lambda _: "a later generation of this job is running",
     "job-changed": lambda event: f"the job changed: {', '.join(event['fields'])}",
     "notice": lambda event: f"stopped at step {event['step']}, as requested",

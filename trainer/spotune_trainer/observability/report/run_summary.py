@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spotune.errors import UsageError
+from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.data.manifests import MANIFEST
@@ -157,6 +158,7 @@ def _evaluations(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]
 def _worker_groups(events: Sequence[Mapping[str, Any]]) -> list[WorkerGroup]:
     ended: dict[int, Mapping[str, Any]] = {}
     outcomes: dict[int, tuple[str, str]] = {}
+    decisions: dict[int, str] = {}
     for event in events:
         generation = event.get("generation")
         if generation is None:
@@ -164,10 +166,14 @@ def _worker_groups(events: Sequence[Mapping[str, Any]]) -> list[WorkerGroup]:
         match event["event"]:
             case "generation-ended":
                 ended[generation] = event
+            case "leaving":
+                decisions[generation] = event.get("why", "")
             case "failure":
-                outcomes[generation] = (event["cause"], event["message"])
+                of_notice = decisions.get(generation) if event["cause"] == FailureCause.PREEMPTED else None
+                outcomes[generation] = (event["cause"], "; ".join(filter(None, (event["message"], of_notice))))
             case "left":
-                outcomes[generation] = ("left", "another number of workers continues")
+                message = "another number of workers continues"
+                outcomes[generation] = ("left", "; ".join(filter(None, (message, decisions.get(generation)))))
             case "exported":
                 outcomes[generation] = ("done", "")
     return [_worker_group(event, ended, outcomes) for event in events if event["event"] == "generation-started"]
