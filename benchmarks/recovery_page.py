@@ -52,6 +52,15 @@ Compare the parts within one table.
 | firstStep | the first step that was not made before is done |
 """
 
+_ANNOUNCED = """## Nodes that are announced to go ([ADR 58](adr/0058-leaving-is-a-decision.md))
+
+No step is lost if the workers leave before the node does. The time that is lost is that of the last
+commit, of the parts `start` to `firstStep` of the next group, and of the wait for a replacement or
+of the steps that a smaller group makes more slowly. The driver
+[weighs](how-to/workers.md#what-the-driver-weighs) them by what the run has measured, and the event
+`leaving` of the ledger has all values.
+"""
+
 _PROCESSES_TEXT = """## Processes that may stay ([ADR 57](adr/0057-processes-stay.md))
 
 [recovery_processes.py](../benchmarks/recovery_processes.py) kills one of four CPU workers after the
@@ -102,7 +111,7 @@ recoveries nine times, and twice it ended instead and was replaced. On GPUs this
 def page() -> str:
     """Return the page as Markdown."""
     tables = [line for title, path in _MEASURED.items() for line in _table(title, path)]
-    return "\n".join([_TEXT, *tables, *_loading(), *_processes(), *_on_gpus()])
+    return "\n".join([_TEXT, *tables, *_loading(), _ANNOUNCED, *_processes(), *_on_gpus()])
 
 
 def _table(title: str, path: Path) -> Iterator[str]:

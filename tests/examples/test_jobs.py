@@ -46,7 +46,7 @@ def stated(file: Path) -> Stated:
 def planned(file: Path, workers: int, device: str) -> LayoutChoice:
     job = load_job(file)
     setup = training_setup(read_architecture(config_of(job, file.parent)), job)
-    return choose_layout(setup, workers, device_memory_bytes(device), layout_request(job))
+    return choose_layout(setup, workers, device_memory_bytes(device), layout_request(job, workers))
 
 
 @pytest.mark.parametrize("file", JOB_FILES, ids=lambda file: file.stem)

@@ -68,9 +68,9 @@ class Job:
         return found
 
     def next_group(self, step: int, secret: bytes | None = None) -> list[RankMemory]:
-        name, given = str(CheckpointName(step, 1)), {} if secret is None else {"secret": secret}
+        name, given = str(CheckpointName(step, 1)), SECRET if secret is None else secret
         return [
-            node.begin(2, name, *(other for other in self.nodes if other is not node), **given)[0]
+            node.begin(2, name, *(other for other in self.nodes if other is not node), secret=given)[0]
             for node in self.nodes
         ]
 

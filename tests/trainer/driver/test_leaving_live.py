@@ -22,7 +22,7 @@ from tests.trainer.support.connected_ray import connected_ray
 from tests.trainer.support.runs import Runs
 from tests.trainer.support.waiting import wait_until
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 _PATIENCE_SECONDS = 120.0
 _NOTICE_SECONDS = 12.0

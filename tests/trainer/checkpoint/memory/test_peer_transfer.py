@@ -155,7 +155,7 @@ def test_limited_sender_waits_after_the_first_chunk(pair: list[Node], tmp_path: 
         received.append(0)
         receive(*arguments)  # type: ignore[arg-type]
 
-    second.copies.keep = counting  # type: ignore[method-assign]
+    second.copies.keep = counting  # type: ignore[method-assign, assignment]
     sender = first.sender(second, tmp_path, bytes_per_second=1)
     sender.start()
     assert wait_until(lambda: bool(received), _PATIENCE_SECONDS)

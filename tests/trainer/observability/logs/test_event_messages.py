@@ -36,7 +36,7 @@ from spotune_trainer.observability.logs.event_messages import event_message
                 "seconds": 29.6,
                 "why": "loses 3 s",
             },
-            "1 node(s) of the workers are draining: the workers commit and exit within 30 s; why",
+            "1 node(s) of the workers are draining: the workers commit and exit within 30 s; loses 3 s",
         ),
         (
             {"event": "leaving", "reason": "fewer workers are requested", "seconds": None},
