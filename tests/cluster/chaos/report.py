@@ -24,8 +24,9 @@ of all kinds, so consecutive seeds hit with every kind before one is repeated.
 The job trains a tiny model on one to three CPU workers, on a real Kubernetes with KubeRay ([the test
 cluster](../tests/cluster/README.md)), and commits every 20 steps. It has [`execution.reproducible:
 worldSize`](adr/0051-gradients-in-fixed-point.md), so its bits do not depend on the number of
-workers. After the last fault, everything that was taken away is given back, and the job must end by
-itself.
+workers. After the last fault, everything that was taken away is given back. Then the job, which has
+no end until then, is suspended and applied again with 20 more steps ([more on the
+method](adr/0060-chaos-is-judged-by-bits.md)).
 
 The checker requires of every schedule:
 
