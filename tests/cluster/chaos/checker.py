@@ -205,7 +205,7 @@ def _shown_losses(evidence: ChaosEvidence) -> Iterator[str]:
     reached = _reached(evidence.generations)
     first_steps = {each.number: each.first_step for each in evidence.generations}
     for seen in _own_statuses(evidence):
-        loss, step, generation = (seen.status.get(name) for name in ("loss", "step", "generation"))
+        loss, step, generation = seen.status.get("loss"), seen.status.get("step", 0), seen.status.get("generation", 0)
         if loss is None or not step:
             continue
         when = f"{seen.time:.1f}, {seen.status.get('phase')}, generation {generation}, step {step}"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from spotune_testcluster import faults as network_faults
@@ -111,11 +112,11 @@ class Injector:
         machine, job = self.target.machine, self.target.job
         self.target.volume.thaw()
         for component in machine.components():
-            self._retry(f"{component} was not started", lambda component=component: _start(self.target, component))
+            self._retry(f"{component} was not started", partial(_start, self.target, component))
         for node, is_running in machine.nodes().items():
             if not is_running:
-                self._retry(f"{node} was not started", lambda node=node: machine.start_node(node))
-            self._retry(f"{node} was not uncordoned", lambda node=node: job.kubectl("uncordon", node))
+                self._retry(f"{node} was not started", partial(machine.start_node, node))
+            self._retry(f"{node} was not uncordoned", partial(job.kubectl, "uncordon", node))
         self._retry("the volume is not normal", lambda: _restore_volume(self.target))
         self._retry("the services are cut off", lambda: network_faults.restore_services(machine))
         self._retry("the operator was not started", self.target.operator.start)

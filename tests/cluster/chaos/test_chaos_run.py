@@ -13,6 +13,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from tests.cluster.chaos.chaos_run import all_intervals, longest_gap_seconds
 from tests.cluster.faults.timeline import TrainingInterval
 from tests.cluster.finetune_jobs import RunArtifacts
+from tests.proof.history import read_generations
 
 
 def a_generation(artifacts: RunArtifacts, started_at: float, steps: range, *, wrote_progress: bool) -> None:
@@ -29,7 +30,7 @@ def test_group_that_was_lost_right_after_its_first_step_has_an_interval(tmp_path
     artifacts = RunArtifacts(JobDirectory(tmp_path))
     a_generation(artifacts, 100.0, range(1, 11), wrote_progress=True)
     a_generation(artifacts, 150.0, range(7, 8), wrote_progress=False)
-    begin = files.read_json(artifacts.directory.generations / "0000002" / "restored.json")["time"]
+    begin = read_generations(artifacts.directory)[-1].claimed
     artifacts.ledger.append_record({"time": begin + 20.0, "event": "failure", "generation": 2})
     first, second = all_intervals(artifacts)
     assert (first.generation, second.generation) == (1, 2)
