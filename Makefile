@@ -16,6 +16,8 @@ CORPUS := $(EXAMPLE)/data
 JOB := $(EXAMPLE)/finetunejob.yaml
 RUN := runs/text-to-sql
 SERVING_FAULTS := benchmarks/results/serving_faults.jsonl
+SEEDS = $(or $(SEED),1-10)
+FAULTS ?= 20
 
 .PHONY: help
 help: ## Show this list
@@ -111,6 +113,10 @@ serving-faults: cluster-build ## Put a service with 220 open streams through eve
 	@rm -f $(SERVING_FAULTS)
 	failed=0; SPOTUNE_SERVING_FAULTS_RECORDS=$(SERVING_FAULTS) $(BIN)/pytest tests/cluster/serving_faults/suite.py || failed=1; \
 	$(BIN)/python -m tests.cluster.serving_faults.report $(SERVING_FAULTS) --output docs/serving-faults.md; exit $$failed
+
+.PHONY: chaos
+chaos: cluster-build ## Many overlapping faults on training jobs on a real Kubernetes, and docs/chaos.md (SEED=3 or SEEDS=1-10, FAULTS=20; 10 minutes a seed, goes on when killed)
+	$(BIN)/python -m tests.cluster.chaos --seeds $(SEEDS) --faults $(FAULTS) --output docs/chaos.md
 
 .PHONY: proof
 proof: $(READY) ## Play eighty schedules of kills and changes of the world size, and write docs/proof.md (hours; goes on when killed)

@@ -19,7 +19,8 @@ _TEXT = """# The fault suite
 
 Each test injects one fault into a training job on a real Kubernetes cluster with KubeRay
 ([tests/cluster](../tests/cluster/README.md)). The job trains a tiny model on two CPU workers, and
-commits every 20 steps. Its pods meet the restricted Pod Security Standard.
+commits every 20 steps. Its pods meet the restricted Pod Security Standard. [Chaos](chaos.md) injects
+faults that overlap.
 
 For every job that ends with a model, the suite checks:
 
