@@ -22,7 +22,7 @@ from spotune_trainer.checkpoint.reader import CorruptCheckpointError
 from spotune_trainer.checkpoint.restore import Restore, RestoredBytes
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.checkpoints import State, fragments_of_rank, make_manifest, make_state
-from tests.trainer.support.peers import Node, nodes
+from tests.trainer.support.peers import SECRET, Node, nodes
 
 NODES = 3
 TOTAL_BYTES = 3 * 4 * (35 + 3)
