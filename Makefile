@@ -119,7 +119,7 @@ chaos: cluster-build ## Many overlapping faults on training jobs on a real Kuber
 	$(BIN)/python -m tests.cluster.chaos --seeds $(SEEDS) --faults $(FAULTS) --output docs/chaos.md
 
 .PHONY: proof
-proof: $(READY) ## Play eighty schedules of kills and changes of the world size, and write docs/proof.md (hours; goes on when killed)
+proof: $(READY) ## Play eighty schedules of kills and changes of the world size, and write docs/proof.md (over an hour; goes on when killed)
 	$(BIN)/python -m tests.proof --seeds 1-80 --jobs 2 --output docs/proof.md
 
 .PHONY: scale
