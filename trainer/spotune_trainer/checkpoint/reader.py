@@ -30,7 +30,7 @@ from spotune.errors import SpotuneError
 from spotune.job import TrainingSpec
 from spotune_trainer.checkpoint.fragment import EMA, MASTER, SCHEDULE_FREE_BASE, Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry
-from spotune_trainer.checkpoint.memory.digests import digest_to_end
+from spotune_trainer.checkpoint.memory.digests import checksum
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Segment
 
 _ELEMENT_BYTES = 4
@@ -288,7 +288,7 @@ def _read_state(checkpoint: Checkpoint, state: str) -> dict[str, Tensor]:
 def _digest(checkpoint: Checkpoint, entry: FileEntry) -> str:
     try:
         with (checkpoint.path / entry.name).open("rb", buffering=0) as file:
-            return digest_to_end(file)
+            return checksum(file)
     except OSError as error:
         raise CorruptCheckpointError(str(checkpoint.name), f"{entry.name} cannot be read: {error}") from error
 

@@ -16,7 +16,7 @@ _BLOCK_BYTES = 64 << 20
 """Large, since a thread waits for Python's lock between two blocks."""
 
 
-def digest_to_end(file: FileIO) -> str:
+def checksum(file: FileIO) -> str:
     """The checksum of a file from its position to its end, in hex.
 
     Raises:
@@ -52,4 +52,4 @@ class SegmentDigests:
 def _digest_of_segment(segment: Segment) -> str:
     with segment.open() as file:
         file.seek(LABEL_BYTES)
-        return digest_to_end(file)
+        return checksum(file)
