@@ -318,12 +318,6 @@ WRONG_TOGETHER = [
         ),
     ),
     (
-        "copies of nothing",
-        WORKERS,
-        "  checkpoint: {memoryCopies: 0, peerCopy: true}\n",
-        ":10: spec.checkpoint.peerCopy: true copies what memoryCopies keeps in memory: set that to auto, 1 or 2",
-    ),
-    (
         "adapter that is not there",
         WORKERS,
         "  output: {mergeAdapter: false}\n",
@@ -368,6 +362,14 @@ BROKEN = [
     *WRONG_EXECUTION,
     *WRONG_LABELS,
 ]
+COPIES_OF_NOTHING = [
+    (
+        "copies of nothing",
+        WORKERS,
+        "  checkpoint: {memoryCopies: 0, peerCopy: true}\n",
+        ":10: spec.checkpoint.peerCopy: true copies what memoryCopies keeps in memory: set that to auto, 1 or 2",
+    ),
+]
 REFUSED_BY_MODELS_ALONE = [
     (
         f"compiled layers beside an adapter, {name}",
@@ -379,7 +381,7 @@ REFUSED_BY_MODELS_ALONE = [
         ),
     )
     for name, at_stage_3 in [("sharded", "zeroStage: 3"), ("offloaded", "offload: parameters")]
-] + [*COMPILED_REWARDS, *LABELS_FOR_MODELS_ALONE]
+] + [*COPIES_OF_NOTHING, *COMPILED_REWARDS, *LABELS_FOR_MODELS_ALONE]
 """Jobs that only the models reject: CEL rules cannot read a field that is a string or a boolean."""
 
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import ray
 from spotune.errors import StoppedError
 from spotune_trainer import files
 from spotune_trainer.driver.driver import Driver, DriverDependencies
+from spotune_trainer.driver.measured_times import measured_times
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.worker_group.agent_pool import AgentPool
@@ -54,10 +56,11 @@ class RunningDriver:
         assert condition(), f"the driver has exited before {what}"
 
     def wait_for_measurements(self, generation: int) -> None:
-        """Wait until the generation has made some steps, and a commit is recorded."""
-        steps = self.driver.directory.generation_logs(generation).steps
-        self.until(lambda: len(list(files.read_lines(steps))) > 10, f"the steps of generation {generation}")
-        self.until(lambda: self.events("committed"), "the first commit")
+        """Wait until the generation has made some steps, and the driver can see their duration and that of a commit."""
+        logs = self.driver.directory.generation_logs(generation)
+        self.until(lambda: any(files.read_lines(logs.steps)), f"the steps of generation {generation}")
+        measured = partial(measured_times, self.driver.ledger, logs, generation)
+        self.until(lambda: not isinstance(measured(), str), f"what generation {generation} measures")
 
     def drain(self, seconds: float | None) -> None:
         """Drain the node with a deadline, and wait for the notice."""
