@@ -14,7 +14,6 @@ threads for each gigabyte.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import statistics
 import tempfile
@@ -38,7 +37,7 @@ from spotune_trainer.checkpoint.memory.peer_sender import PeerSender
 from spotune_trainer.checkpoint.memory.peer_server import lower_priority
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Label
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests.trainer.support.measured import LLAMAS, make_llama_job
+from tests.trainer.support.measured import LLAMAS, make_llama_job, publish
 from tests.trainer.support.peers import SECRET, Node
 from tests.trainer.support.runs import Layout, train_generation
 
@@ -181,10 +180,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), options.rounds)
     machine = describe_machine("torch", "deepspeed", "transformers")
-    result = json.dumps({"machine": machine, **measured}, indent=2)
-    print(result)
-    if options.output:
-        options.output.write_text(result + "\n", encoding="utf-8")
+    publish({"machine": machine, **measured}, options.output)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ these machines are shared and slow.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import Any
 from benchmarks.machine import describe_machine
 from spotune_trainer import files
 from tests.trainer.support.live import LiveRun, kill
+from tests.trainer.support.measured import publish
 from tests.trainer.support.runs import STEPS_PER_EPOCH, Runs
 
 STEPS_BETWEEN_KILLS = 5
@@ -75,10 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), options.kills)
     machine = describe_machine("ray", "torch", "deepspeed", "transformers")
-    result = json.dumps({"machine": machine, **measured}, indent=2)
-    print(result)
-    if options.output:
-        options.output.write_text(result + "\n", encoding="utf-8")
+    publish({"machine": machine, **measured}, options.output)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ volume is a local disk.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -30,7 +29,7 @@ from spotune_trainer.checkpoint.generations import choose_checkpoint, latest_gen
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
-from tests.trainer.support.measured import LLAMAS, make_llama_job
+from tests.trainer.support.measured import LLAMAS, make_llama_job, publish
 from tests.trainer.support.runs import Layout, train_generation
 
 LAYOUT = Layout(2, 2)
@@ -85,10 +84,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder), options.rounds)
     machine = describe_machine("torch", "deepspeed", "transformers")
-    result = json.dumps({"machine": machine, **measured}, indent=2)
-    print(result)
-    if options.output:
-        options.output.write_text(result + "\n", encoding="utf-8")
+    publish({"machine": machine, **measured}, options.output)
 
 
 if __name__ == "__main__":

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from spotune.job import CheckpointSpec
-from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer
 from spotune_trainer.checkpoint.generations import claim
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, file_label, open_checkpoint, rank_file
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Segment
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
-from spotune_trainer.checkpoint.restore import Restore, RestoredBytes
+from spotune_trainer.checkpoint.restore import RestoredBytes
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests.trainer.support.checkpoints import State, fragments_of_rank, make_manifest, make_state
+from tests.trainer.support.checkpoints import (
+    State,
+    commit_step,
+    make_checkpointers,
+    make_state,
+    restore,
+    wipe_volume,
+)
 
 WROTE = 2
 TOTAL_BYTES = 3 * 4 * (35 + 3)
@@ -35,16 +39,9 @@ class Job:
 
     def commit(self, *steps: int, copies: int = 2) -> None:
         memories = self.node.share(WROTE, copies, None)
-        ranks = [
-            AsyncCheckpointer(self.directory, rank, WROTE, CheckpointSpec(keep=9), memory=memory)
-            for rank, memory in enumerate(memories)
-        ]
+        ranks = make_checkpointers(self.directory, memories)
         for step in steps:
-            name, state = CheckpointName(step, 1), make_state(step)
-            for rank, checkpointer in reversed(list(enumerate(ranks))):
-                checkpointer.save(name, fragments_of_rank(state, WROTE, rank), partial(make_manifest, name))
-            for checkpointer in ranks:
-                checkpointer.wait()
+            commit_step(ranks, step)
 
     def checkpoint(self, step: int) -> Checkpoint:
         found = open_checkpoint(self.directory.checkpoints / str(CheckpointName(step, 1)))
@@ -56,25 +53,12 @@ class Job:
 
     def wipe_volume(self, step: int) -> None:
         """Overwrite the files: whoever reads them notices."""
-        for entry in self.checkpoint(step).manifest.files:
-            (self.checkpoint(step).path / entry.name).write_bytes(bytes(entry.size))
+        wipe_volume(self.checkpoint(step))
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(JobDirectory(tmp_path))
-
-
-def restore(checkpoint: Checkpoint, memories: list[RankMemory] | list[None]) -> tuple[State, RestoredBytes]:
-    """What ranks of one node restore together, and from where."""
-    state = {name: torch.full_like(tensor, torch.nan) for name, tensor in make_state().items()}
-    restores = [
-        Restore(checkpoint, fragments_of_rank(state, len(memories), rank), memory)
-        for rank, memory in enumerate(memories)
-    ]
-    files = sorted(set().union(*(each.volume_files for each in restores)))
-    read = [each.read(files[rank :: len(memories)]) for rank, each in enumerate(restores)]
-    return state, sum(read, RestoredBytes())
 
 
 def holding(memory: RankMemory, checkpoint: Checkpoint) -> dict[str, Segment]:

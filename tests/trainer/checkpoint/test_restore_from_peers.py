@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from spotune.job import CheckpointSpec
 from spotune.plan.devices import machine_memory_bytes
-from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer
 from spotune_trainer.checkpoint.generations import claim
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, file_label, open_checkpoint, rank_file
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
@@ -21,7 +18,15 @@ from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Label, Segmen
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
 from spotune_trainer.checkpoint.restore import Restore, RestoredBytes
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests.trainer.support.checkpoints import State, fragments_of_rank, make_manifest, make_state
+from tests.trainer.support.checkpoints import (
+    State,
+    commit_step,
+    fragments_of_rank,
+    make_checkpointers,
+    make_state,
+    restore,
+    wipe_volume,
+)
 from tests.trainer.support.peers import SECRET, Node, nodes
 
 NODES = 3
@@ -39,16 +44,9 @@ class Job:
 
     def commit(self, *steps: int, copied: bool = True) -> None:
         memories = [node.begin(1, None, *self.nodes)[0] for node in self.nodes]
-        ranks = [
-            AsyncCheckpointer(self.directory, rank, NODES, CheckpointSpec(keep=9), memory=memory)
-            for rank, memory in enumerate(memories)
-        ]
+        ranks = make_checkpointers(self.directory, memories)
         for step in steps:
-            name, state = CheckpointName(step, 1), make_state(step)
-            for rank, checkpointer in reversed(list(enumerate(ranks))):
-                checkpointer.save(name, fragments_of_rank(state, NODES, rank), partial(make_manifest, name))
-            for checkpointer in ranks:
-                checkpointer.wait()
+            commit_step(ranks, step)
             if copied:
                 self.copy()
 
@@ -67,17 +65,16 @@ class Job:
         assert isinstance(found, Checkpoint)
         return found
 
-    def next_group(self, step: int, secret: bytes | None = None) -> list[RankMemory]:
-        name, given = str(CheckpointName(step, 1)), SECRET if secret is None else secret
+    def next_group(self, step: int, secret: bytes = SECRET) -> list[RankMemory]:
+        name = str(CheckpointName(step, 1))
         return [
-            node.begin(2, name, *(other for other in self.nodes if other is not node), secret=given)[0]
+            node.begin(2, name, *(other for other in self.nodes if other is not node), secret=secret)[0]
             for node in self.nodes
         ]
 
     def wipe_volume(self, step: int) -> None:
         """Overwrite the files: whoever reads them notices."""
-        for entry in self.checkpoint(step).manifest.files:
-            (self.checkpoint(step).path / entry.name).write_bytes(bytes(entry.size))
+        wipe_volume(self.checkpoint(step))
 
     def label(self, step: int, rank: int) -> Label:
         (entry,) = (entry for entry in self.checkpoint(step).manifest.files if entry.name == rank_file(rank))
@@ -94,18 +91,6 @@ class Job:
 def job(tmp_path: Path) -> Iterator[Job]:
     with nodes(NODES) as started:
         yield Job(JobDirectory(tmp_path), started)
-
-
-def restore(checkpoint: Checkpoint, memories: list[RankMemory]) -> tuple[State, RestoredBytes]:
-    """What a rank on each node restores, and from where."""
-    state = {name: torch.full_like(tensor, torch.nan) for name, tensor in make_state().items()}
-    restores = [
-        Restore(checkpoint, fragments_of_rank(state, len(memories), rank), memory)
-        for rank, memory in enumerate(memories)
-    ]
-    files = sorted(set().union(*(each.volume_files for each in restores)))
-    read = [each.read(files[rank :: len(memories)]) for rank, each in enumerate(restores)]
-    return state, sum(read, RestoredBytes())
 
 
 def same(first: State, second: State) -> bool:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from spotune.job import CheckpointSpec
+from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer
 from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.fragment import STATES, Fragment
-from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest
+from spotune_trainer.checkpoint.memory.node_memory import RankMemory
+from spotune_trainer.checkpoint.restore import Restore, RestoredBytes
 from spotune_trainer.checkpoint.writer import commit, write_fragments
 from spotune_trainer.job_directory.layout import JobDirectory
 
@@ -71,3 +76,38 @@ def make_manifest(name: CheckpointName, entries: tuple[FileEntry, ...]) -> Manif
         files=entries,
         parameters=SHAPES,
     )
+
+
+def make_checkpointers(directory: JobDirectory, memories: Sequence[RankMemory | None]) -> list[AsyncCheckpointer]:
+    """A checkpointer for each rank, with its memory."""
+    return [
+        AsyncCheckpointer(directory, rank, len(memories), CheckpointSpec(keep=9), memory=memory)
+        for rank, memory in enumerate(memories)
+    ]
+
+
+def commit_step(ranks: Sequence[AsyncCheckpointer], step: int) -> None:
+    """Commit the state of a step on all ranks, and wait until it is durable."""
+    name, state = CheckpointName(step, 1), make_state(step)
+    for rank, checkpointer in reversed(list(enumerate(ranks))):
+        checkpointer.save(name, fragments_of_rank(state, len(ranks), rank), partial(make_manifest, name))
+    for checkpointer in ranks:
+        checkpointer.wait()
+
+
+def restore(checkpoint: Checkpoint, memories: Sequence[RankMemory | None]) -> tuple[State, RestoredBytes]:
+    """What ranks with these memories restore together, and from where."""
+    state = {name: torch.full_like(tensor, torch.nan) for name, tensor in make_state().items()}
+    restores = [
+        Restore(checkpoint, fragments_of_rank(state, len(memories), rank), memory)
+        for rank, memory in enumerate(memories)
+    ]
+    files = sorted(set().union(*(each.volume_files for each in restores)))
+    read = [each.read(files[rank :: len(memories)]) for rank, each in enumerate(restores)]
+    return state, sum(read, RestoredBytes())
+
+
+def wipe_volume(checkpoint: Checkpoint) -> None:
+    """Overwrite the files of a checkpoint: whoever reads them notices."""
+    for entry in checkpoint.manifest.files:
+        (checkpoint.path / entry.name).write_bytes(bytes(entry.size))

@@ -88,7 +88,7 @@ class PeerSender:
             held.setdefault(label.checkpoint, {})[label] = segment
         written = [name for name, files in held.items() if len(files) == self._memory.ranks and name != self._sent]
         name = self._newest_complete(written) if written else None
-        if name is None or name == self._sent:
+        if name is None:
             return False
         started = self._clock()
         self._send(held[name])
