@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spotune_trainer.checkpoint.layout import CheckpointName
-from tests.proof.history import Generation, Record, Segment, losses_of, surviving
+from tests.proof.history import Generation, Record, Segment, epoch_hashes, losses_of, surviving
 from tests.proof.schedules import COMPARED_STEPS
 
 NEXT_LOSSES = 1e-6
@@ -130,10 +130,7 @@ def _samples(evidence: Evidence) -> Iterator[str]:
 def _epochs(evidence: Evidence) -> Iterator[str]:
     if evidence.epoch_hash is None:
         return
-    by_epoch: dict[int, int] = {}
-    for record in surviving(evidence.generations):
-        epoch = (record["step"] - 1) // evidence.steps_per_epoch + 1
-        by_epoch[epoch] = (by_epoch.get(epoch, 0) + int(record["samples"], 16)) % (1 << 64)
+    by_epoch = epoch_hashes(evidence.generations, evidence.steps_per_epoch)
     wrong = [epoch for epoch, total in by_epoch.items() if total != evidence.epoch_hash]
     if wrong:
         yield f"not every sample was trained on exactly once in epoch {', '.join(map(str, wrong))}"

@@ -150,3 +150,12 @@ def _lines(path: Path) -> Iterator[Record]:
     if path.exists():
         for line in path.read_bytes().split(b"\n")[:-1]:
             yield json.loads(line)
+
+
+def epoch_hashes(generations: Sequence[Generation], steps_per_epoch: int) -> dict[int, int]:
+    """Hash over the rows of each epoch's surviving steps, which counts each row as often as it was trained on."""
+    by_epoch: dict[int, int] = {}
+    for record in surviving(generations):
+        epoch = (record["step"] - 1) // steps_per_epoch + 1
+        by_epoch[epoch] = (by_epoch.get(epoch, 0) + int(record["samples"], 16)) % (1 << 64)
+    return by_epoch

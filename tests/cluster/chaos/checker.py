@@ -23,7 +23,7 @@ from tests.cluster.chaos.object_faults import LOSS_OF_A_STRANGER
 from tests.cluster.faults.status_invariants import SECONDS_APART, SECONDS_OLD, Times, invariant_violations
 from tests.cluster.faults.timeline import TrainingInterval
 from tests.cluster.status_history import ObservedJob
-from tests.proof.history import Generation, Record, surviving
+from tests.proof.history import Generation, Record, epoch_hashes, surviving
 
 LONGEST_STEP_SECONDS = 15.0
 """In a longer step no steps are made: a rank is stopped, or the volume takes no writes."""
@@ -111,10 +111,7 @@ def _differences(evidence: ChaosEvidence, field: str, what: str) -> Iterator[str
 
 def _epochs(evidence: ChaosEvidence) -> Iterator[str]:
     """Checks whole epochs; a job may end within one."""
-    by_epoch: dict[int, int] = {}
-    for record in surviving(evidence.generations):
-        epoch = (record["step"] - 1) // evidence.steps_per_epoch + 1
-        by_epoch[epoch] = (by_epoch.get(epoch, 0) + int(record["samples"], 16)) % (1 << 64)
+    by_epoch = epoch_hashes(evidence.generations, evidence.steps_per_epoch)
     whole = evidence.planned_steps // evidence.steps_per_epoch
     wrong = [epoch for epoch, total in by_epoch.items() if epoch <= whole and total != evidence.epoch_hash]
     if wrong:
