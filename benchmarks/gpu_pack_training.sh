@@ -17,7 +17,7 @@ grep -oE '^[a-z0-9_.-]+(\[[a-z,]+\])?==[^ ]+' constraints/trainer.txt |
 "$uv" pip install --quiet --no-deps --python "${PYTHON312:-3.12}" --target "$site" --requirement "$work/names"
 cd "$site"
 rm -rf ray/jars ray/rllib ray/tune/examples ray/cpp ray/dashboard/client pyarrow/include pyarrow/src \
-  pyarrow/*flight* pyarrow/*substrait* bin
+  pyarrow/*flight* bin
 find . -name __pycache__ -prune -exec rm -rf {} +; find . -name tests -type d -prune -exec rm -rf {} +
 strip --strip-unneeded ray/_raylet.so ray/core/src/ray/{gcs/gcs_server,raylet/raylet}
 tar c . | ${COMPRESS:-xz -T0 -4} > "$work/all"

@@ -33,7 +33,7 @@ import torch
 from benchmarks.machine import describe_machine
 from spotune.job import FinetuneJob
 from spotune_trainer import files
-from spotune_trainer.checkpoint.generations import latest_generation
+from spotune_trainer.checkpoint.generations import last_logged_step, latest_generation, list_generations
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.live import LiveRun, kill
 from tests.trainer.support.measured import LLAMAS, make_llama_job, publish
@@ -87,7 +87,9 @@ def recover(run: LiveRun, rank: int, *, expect_kept: bool) -> dict[str, float]:
     generation = latest_generation(run.directory)
     commits = f"step-*.gen-{generation}/manifest.json"
     run.wait_until(lambda: any(run.directory.checkpoints.glob(commits)), "a commit")
-    run.wait_for_step(run.last_step() + STEPS_BETWEEN_KILLS)
+    # Beyond the last step of any group: without such progress, the driver would wait before it retries.
+    made = [last_logged_step(run.directory, each.number, each.first_step) for each in list_generations(run.directory)]
+    run.wait_for_step(max(made) + STEPS_BETWEEN_KILLS)
     before = run.ranks()
     killed = time.time()
     kill(before[rank])

@@ -92,7 +92,8 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
     if config.dtype == torch.float16 and not get_accelerator().is_fp16_supported():
         raise JobError("model.dtype: float16 needs a GPU; this device does not support it: use bfloat16 or float32")
     # At first use DeepSpeed compiles its CPU shared-memory all-reduce, for almost a minute; gloo needs none of that.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # With the whole attribute set, DeepSpeed does not run compilers to find out which operators it could build.
+    vars(deepspeed.ops)["__compatible_ops__"] = {"deepspeed_shm_comm": False}
     deepspeed.init_distributed(dist_backend=_backend(), auto_mpi_discovery=False, verbose=False)
     if config.gradient_checkpointing:
         model.config.use_cache = False

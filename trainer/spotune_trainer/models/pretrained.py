@@ -61,6 +61,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _STORAGE_ERRNOS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.ETIMEDOUT})
 _TRANSIENT_STATUSES = frozenset(status for status in http.HTTPStatus if status >= 500 or status == 429)
 
+_CPU = torch.device("cpu")
 _MIN_VOCABULARY = 2
 _TOKENIZER_HINT = " Name a source that has one in model.tokenizer."
 
@@ -164,18 +165,25 @@ def build_on_meta_device(job: FinetuneJob) -> PreTrainedModel:
         return _without_weights(job)
 
 
-def build_uninitialized(job: FinetuneJob) -> PreTrainedModel:
+def build_uninitialized(job: FinetuneJob, device: torch.device = _CPU) -> PreTrainedModel:
     """The model of `build_model` with uninitialized parameters, to be filled from a checkpoint.
 
     Reading or drawing the weights of a large model is the longest part of a worker's start, and is left out here. A
     model with persistent buffers is built by `build_model`, because a checkpoint holds parameters only.
+
+    Args:
+        job: names the model.
+        device: of the parameters. Buffers are computed on the CPU, whose results differ from a GPU's in the last bits.
     """
     with no_init_weights():
         model = _without_weights(job)
     model.tie_weights()  # no_init_weights skips this as well
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    persistent_buffers = model.state_dict().keys() - parameters
-    return build_model(job) if persistent_buffers else model
+    if model.state_dict().keys() - parameters:  # persistent buffers
+        return build_model(job)
+    for parameter in model.parameters():
+        parameter.data = torch.empty_like(parameter, device=device)
+    return model
 
 
 def _without_weights(job: FinetuneJob) -> PreTrainedModel:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import distributed
 
 from spotune.job import FinetuneJob
+from spotune.plan.memory import Offload
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.data.datasets import Datasets, open_datasets
 from spotune_trainer.data.joined_shards import JoinedShards
@@ -133,6 +136,8 @@ def build_context(
     training, execution = job.spec.training, job.spec.execution
     plan, directory = RunPlan.from_json(task.plan), task.job_directory
     use_deterministic_kernels(enabled=execution.has_deterministic_kernels)
+    if torch.cuda.is_available():
+        threading.Thread(target=_warm_up_device, name="warm-up", daemon=True).start()
     control: Any = distributed.new_group(backend="gloo")
     extend_timeouts(job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, control)
     build_metrics(training.evaluation)  # checked here too: this node may have other packages than the driver's
@@ -149,7 +154,10 @@ def build_context(
     loader.prefetch()
 
     # A checkpoint replaces all weights, except with an adapter: its checkpoints do not contain the frozen weights.
-    model = build_uninitialized(job) if restored and job.spec.adapter is None else build_model(job)
+    if restored and job.spec.adapter is None:
+        model = build_uninitialized(job, _device_of_parameters(plan, execution.offload))
+    else:
+        model = build_model(job)
     if execution.attention == "auto" and job.spec.generates_text:  # others have no packed rows
         enable_packed_attention(model)
     check_vocabulary(model.config, tokenizer)
@@ -196,6 +204,18 @@ def build_context(
         compile_cache=compile_cache,
         engine=engine,
     )
+
+
+def _warm_up_device() -> None:
+    """Create the CUDA context and load cuBLAS, half a second of the start, while the rank opens its data."""
+    matrix = torch.zeros(64, 64, dtype=torch.bfloat16, device="cuda")
+    torch.mm(matrix, matrix)
+
+
+def _device_of_parameters(plan: RunPlan, offload: Offload) -> torch.device:
+    """Where the engine will need the whole model: stage 3 and offloading take it from host memory, part by part."""
+    is_whole_on_gpu = torch.cuda.is_available() and plan.zero_stage < 3 and offload == "none"
+    return torch.device("cuda", torch.cuda.current_device()) if is_whole_on_gpu else torch.device("cpu")
 
 
 def build_loader(
