@@ -13,7 +13,7 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, file_l
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Segment
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
-from spotune_trainer.checkpoint.restore import RestoredBytes
+from spotune_trainer.checkpoint.restore import DamagedMemoryError, RestoredBytes
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.checkpoints import (
     State,
@@ -115,26 +115,39 @@ def test_what_another_node_holds_is_read_from_the_volume_and_verified(job: Job) 
         restore(job.checkpoint(5), [first])
 
 
-def test_a_flipped_bit_anywhere_in_memory_falls_back_to_the_volume(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_flipped_bit_anywhere_in_memory_is_found_and_the_next_group_reads_the_volume(job: Job) -> None:
     job.commit(5)
     memories = job.next_group(5)
     segment = holding(memories[0], job.checkpoint(5))[rank_file(1)]
+    label = segment.label
     for position in range(0, segment.content_bytes, 41):
-        caplog.clear()
+        segment.label = label
         flip(segment, position)
-        state, read = restore(job.checkpoint(5), memories)
+        read = restore_in_two_groups(job, memories)
         flip(segment, position)
-        assert same(state, make_state(5))
         assert read.volume > 0
-        assert "is damaged" in caplog.text
+    segment.label = label
     assert restore(job.checkpoint(5), memories)[1] == RestoredBytes(memory=TOTAL_BYTES)
+
+
+def restore_in_two_groups(job: Job, memories: list[RankMemory]) -> RestoredBytes:
+    """What is read at last: damage in a header is found at once, any other by the check that ends the first group."""
+    try:
+        state, read = restore(job.checkpoint(5), memories)
+    except DamagedMemoryError:
+        state, read = restore(job.checkpoint(5), memories)
+    assert same(state, make_state(5))
+    return read
 
 
 def test_damaged_memory_and_a_damaged_file_are_a_corrupt_checkpoint(job: Job) -> None:
     job.commit(5)
     memories = job.next_group(5)
-    flip(holding(memories[0], job.checkpoint(5))[rank_file(1)], 300)
+    segment = holding(memories[0], job.checkpoint(5))[rank_file(1)]
+    flip(segment, segment.content_bytes - 1)
     job.wipe_volume(5)
+    with pytest.raises(DamagedMemoryError, match=r"memory of rank-00001\.safetensors is damaged"):
+        restore(job.checkpoint(5), memories)
     with pytest.raises(CorruptCheckpointError):
         restore(job.checkpoint(5), memories)
 

@@ -96,7 +96,11 @@ def commit_step(ranks: Sequence[AsyncCheckpointer], step: int) -> None:
 
 
 def restore(checkpoint: Checkpoint, memories: Sequence[RankMemory | None]) -> tuple[State, RestoredBytes]:
-    """What ranks with these memories restore together, and from where."""
+    """What ranks with these memories restore together, and from where.
+
+    Raises:
+        DamagedMemoryError: they restored other bytes from memory than those that were committed.
+    """
     state = {name: torch.full_like(tensor, torch.nan) for name, tensor in make_state().items()}
     restores = [
         Restore(checkpoint, fragments_of_rank(state, len(memories), rank), memory)
@@ -104,6 +108,8 @@ def restore(checkpoint: Checkpoint, memories: Sequence[RankMemory | None]) -> tu
     ]
     files = sorted(set().union(*(each.volume_files for each in restores)))
     read = [each.read(files[rank :: len(memories)]) for rank, each in enumerate(restores)]
+    for each in restores:
+        each.check_memory()
     return state, sum(read, RestoredBytes())
 
 

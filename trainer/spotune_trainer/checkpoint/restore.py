@@ -1,18 +1,20 @@
 """Restore a rank's fragments: each file from its node's memory, else from another node's, else from the volume.
 
 The checkpoint is one that was committed on the volume; memory only saves reading it. A segment is used for a file if
-its bytes have the checksum that the manifest records for that file. It is verified while it is read, like files are.
-What only another node has in memory, a rank copies from there into a segment of its own, if it needs it. Whatever is
-wrong with a segment, or with another node, the rank reads the file instead.
+its bytes have the checksum that the manifest records for that file. Files are verified while they are read. For a
+segment, the checksum takes longer than the copy to a GPU. So training begins before it is known, and nothing is
+committed until then (`check_memory`). What only another node has in memory, a rank copies from there into a segment of
+its own, if it needs it. Whatever is wrong with a segment, or with another node, the file is read instead.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from spotune.errors import InfrastructureError
 from spotune_trainer.checkpoint.fragment import Fragment
 from spotune_trainer.checkpoint.layout import Checkpoint, file_label
 from spotune_trainer.checkpoint.memory.digests import SegmentDigests
@@ -23,6 +25,10 @@ from spotune_trainer.checkpoint.memory.segment import Segment
 from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
 
 logger = logging.getLogger("spotune.worker")
+
+
+class DamagedMemoryError(InfrastructureError):
+    """Training began with bytes from shared memory that are not those of the checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Restore:
         self._peers = memory.peers if memory is not None else None
         self._at_peers: dict[str, list[PeerFile]] = {}
         self._copied: set[str] = set()
+        self._unchecked: dict[str, Segment] = {}
         if self._peers is not None:
             self._at_peers = self._peers.find([label for label in labels if label.file not in self._segments])
         try:
@@ -78,29 +85,30 @@ class Restore:
     def read(self, share: Iterable[str]) -> RestoredBytes:
         """Fill the fragments, and verify this rank's share of the files on the volume at the same time.
 
+        What comes from shared memory is not verified when this returns; `check_memory` does that.
+
         Args:
             share: names of the files that this rank verifies.
 
         Raises:
             CorruptCheckpointError: a file is missing, truncated or changed.
         """
-        used = {  # what another node sent has been verified as it arrived
+        self._unchecked = {  # what another node sent has been verified as it arrived
             file: segment
             for file, segment in self._segments.items()
             if file in self._bytes and file not in self._copied
         }
         from_volume = self.volume_files
-        for segment in used.values():
+        for segment in self._unchecked.values():
             self._digests.begin(segment)
+        damaged: list[str] = []
         with ThreadPoolExecutor(1, thread_name_prefix="verify") as verifier:
             verified = verifier.submit(verify, self._checkpoint, [self._entries[file] for file in share])
             try:
                 self._reader.restore(self._fragments)
             except CorruptCheckpointError:
-                if not (damaged := self._damaged(used)):
+                if not (damaged := self._take_damaged()):
                     raise
-            else:
-                damaged = self._damaged(used)
             verified.result()
         if damaged:
             self._distrust(damaged, "its bytes do not have the checksum that the manifest records")
@@ -109,9 +117,31 @@ class Restore:
             self._reader.restore(self._fragments)
         return self._report()
 
-    def _damaged(self, used: Mapping[str, Segment]) -> list[str]:
-        """The files whose segment does not have the bytes that were committed."""
-        entries = [(self._entries[file], segment) for file, segment in used.items()]
+    @property
+    def is_computed(self) -> bool:
+        """Whether `check_memory` returns at once."""
+        return all(self._digests.is_computed(segment) for segment in self._unchecked.values())
+
+    def check_memory(self) -> None:
+        """Wait for the checksums of what came from shared memory. Nothing that was trained since may be kept before.
+
+        Raises:
+            DamagedMemoryError: the bytes are others than those that were committed. No later group uses them.
+        """
+        segments = dict(self._unchecked)
+        damaged = self._take_damaged()
+        if damaged:
+            for file in damaged:
+                segments[file].label = None
+            raise DamagedMemoryError(
+                f"shared memory of {', '.join(damaged)} is damaged: its bytes do not have the checksum that the "
+                f"manifest of {self._checkpoint.name} records. The next worker group reads another copy"
+            )
+
+    def _take_damaged(self) -> list[str]:
+        """The files whose segment does not have the bytes that were committed. All are checked afterwards."""
+        unchecked, self._unchecked = self._unchecked, {}
+        entries = [(self._entries[file], segment) for file, segment in unchecked.items()]
         return [e.name for e, segment in entries if not self._digests.is_intact(segment, e.size, e.xxh3)]
 
     def _open(self) -> None:

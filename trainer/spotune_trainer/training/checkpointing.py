@@ -2,7 +2,8 @@
 
 A commit copies the state to host memory and returns; `AsyncCheckpointer` writes the files meanwhile. Rank 0 publishes
 the manifest once the files of all ranks are durable. Commits do not overlap: a new one waits for the last one. With
-shared memory, the copy outlives this process, and the next worker group restores from it.
+shared memory, the copy outlives this process, and the next worker group restores from it. It begins to train before
+the checksums of that copy are known, and neither commits nor evaluates until they are.
 """
 
 from __future__ import annotations
@@ -62,6 +63,8 @@ class Checkpointing:
         )
         self.last_commit = context.restore_from
         self.commit_seconds = context.task.commit_seconds
+        self._restore: Restore | None = None
+        self._memory_is_read = False  # by any rank, once all have checked it
 
     def reserve(self) -> None:
         """Reserve the host memory of the first copy, in the background."""
@@ -102,6 +105,13 @@ class Checkpointing:
         """Whether to commit once `step` optimizer steps are done; decided on rank 0."""
         return self.policy.due(step) and not self.checkpointer.is_busy
 
+    def _check_memory_of_all_ranks(self) -> None:
+        """Wait until all ranks have checked their memory, before the first commit overwrites what others read."""
+        self.check_memory()
+        if self._memory_is_read:
+            self._memory_is_read = False
+            distributed.barrier(group=self.context.control)
+
     @property
     def is_pending(self) -> bool:
         """Whether a commit has started that is not durable yet."""
@@ -109,6 +119,7 @@ class Checkpointing:
 
     def commit(self, step: int) -> None:
         """Start to save the state after `step` optimizer steps. `finish_commit` must have been called before."""
+        self._check_memory_of_all_ranks()
         engine, reporter = self.context.engine, self.context.reporter
         name = CheckpointName(step, self.context.task.generation)
         manifest = partial(
@@ -126,8 +137,24 @@ class Checkpointing:
         self.last_commit = name
 
     def poll(self) -> None:
-        """Record the last commit if it has become durable since the last call. Does not wait."""
+        """Record the last commit if it has become durable since the last call. Does not wait.
+
+        Raises:
+            DamagedMemoryError: see `check_memory`.
+        """
+        if self._restore is not None and self._restore.is_computed:
+            self.check_memory()
         self._record(self.checkpointer.poll())
+
+    def check_memory(self) -> None:
+        """Wait until it is known that what was restored from shared memory is what was committed.
+
+        Raises:
+            DamagedMemoryError: it is not. What this rank has trained since is void.
+        """
+        restore, self._restore = self._restore, None
+        if restore is not None:
+            restore.check_memory()
 
     def finish_commit(self) -> None:
         """Wait until no commit is pending.
@@ -214,6 +241,7 @@ class Checkpointing:
             problem = error.reason
         files = sorted(set().union(*self._agree_on(problem, restore.volume_files if restore else set[str]())))
         assert restore is not None, "there is no problem"
+        self._restore, self._memory_is_read = restore, context.task.memory_copies > 0
         try:
             read = restore.read(files[context.rank :: context.world_size])
         except CorruptCheckpointError as error:

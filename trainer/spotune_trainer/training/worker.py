@@ -252,6 +252,7 @@ class Worker:
         if not self.evaluations.is_due(step):
             return False
         self.loop.log_pending_step()
+        self.checkpointing.check_memory()
         self.checkpointing.wait_for_staging()  # the weights that are evaluated may replace those that are being copied
         with self.reporter.stopwatch.measure(Part.EVALUATION), allow_nondeterministic_kernels():
             self.evaluations.evaluate(step)
