@@ -18,7 +18,7 @@ from tests.proof.checker import Evidence, findings, max_curve_difference, max_ne
 from tests.proof.evidence import collect_evidence
 from tests.proof.history import steps_lost
 from tests.proof.injected.break_worker import BROKEN
-from tests.proof.injector import FaultInjector, Injection
+from tests.proof.injector import FaultInjector, Injection, left_behind
 from tests.proof.mixtures import mixture_job
 from tests.proof.negative_controls import Control, ControlBench, run_control, tear
 from tests.proof.records import ControlRecord, FaultRecord, ScheduleRecord
@@ -188,7 +188,7 @@ class Prover:
             if code != 0:
                 self.log(f"seed {schedule.seed} exited with {code}: {output[-2000:]}")
             references = self.references[schedule.data]
-            left = injector.left_behind()
+            left = left_behind(directory)
             evidence = collect_evidence(directory, references, schedule.zero_stage, code)
         except _FAILURES as error:
             return None, [f"{type(error).__name__}: {error}"[:_LONGEST]]
