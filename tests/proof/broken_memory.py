@@ -41,7 +41,7 @@ class MemoryWorker(Worker):
         with ExitStack() as stack:
             self.checkpointing.memory = stack.enter_context(self._memory(checkpoint))
             if self.trusts:
-                stack.enter_context(mock.patch.object(SegmentDigests, "is_intact", lambda *_: True))
+                stack.enter_context(mock.patch.object(SegmentDigests, "is_intact", return_value=True))
                 stack.enter_context(mock.patch.object(PeerConnection, "receive_content", receive_unverified))
             super().restore()
 
@@ -87,7 +87,7 @@ class DamagedMemoryTrusted(Worker):
     def restore(self) -> None:
         if self.memory is not None and self.task.restore is not None:
             _flip(self.memory.node)
-        with mock.patch.object(SegmentDigests, "is_intact", lambda *_: True):
+        with mock.patch.object(SegmentDigests, "is_intact", return_value=True):
             super().restore()
 
 

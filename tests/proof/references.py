@@ -179,9 +179,9 @@ class ProductReferences(References):
         """A run without kills, as a user starts it; its commits are those of the job."""
         with self._locked(("undisturbed", layout)) as key:
             if key not in self._made:
-                job = replace_fields(
-                    self.job, {"spec.workers.count": layout.world_size, "spec.execution.zeroStage": layout.zero_stage}
-                )
+                values = {"workers.count": layout.world_size, "workers.min": layout.world_size}
+                values["execution.zeroStage"] = layout.zero_stage
+                job = replace_fields(self.job, {f"spec.{name}": value for name, value in values.items()})
                 run = LiveRun(self._new("undisturbed"), job, patience_seconds=_TIMEOUT_SECONDS)
                 run.start()
                 try:

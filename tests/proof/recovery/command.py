@@ -5,17 +5,25 @@ Usage:
 
 Every record is appended to a file at once, and seeds with a record are skipped, so several sittings complete the proof.
 With `--gpus 2` each worker has a GPU, and a schedule has at most two workers; such records belong in a file of their
-own, and `--page -` writes no page. Exits with 1 if a schedule is not proven or a control is not caught.
+own, and `--page -` writes no page. On a machine without git, `--commit` names the tested commit. Exits with 1 if a
+schedule is not proven or a control is not caught.
+
+    python -m tests.proof.recovery --jobs 10 --minutes 8 --records $OUT/records.jsonl --page - --commit abc
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+
+import torch
 
 from tests import ROOT
 from tests.proof.command import clear, seed_range
@@ -42,18 +50,24 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="run these seeds again, even if they have records")
     parser.add_argument("--without-controls", action="store_true", help="run schedules only")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of this machine; 0: workers train on CPUs")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further schedules after this time")
     parser.add_argument("--records", type=Path, default=RECORDS, help="file of the records")
     parser.add_argument("--work", type=Path, default=ROOT / "build/proof-recovery", help="folder of the runs")
     parser.add_argument("--page", type=Path, default=PAGE, help="the page to write; -: none")
     parser.add_argument("--commit", help="the tested commit, where there is no git")
     options = parser.parse_args()
     clear(options.work)
-    prover = RecoveryProver(Runs(options.work), options.commit or commit(), machine(), options.gpus > 0, _log)
+    device = machine()
+    if options.gpus:
+        device = f"{torch.cuda.get_device_name()}, {device}"
+    else:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # or ranks on CPUs would choose NCCL
+    prover = RecoveryProver(Runs(options.work), options.commit or commit(), device, options.gpus > 0, _log)
     done = records.read(options.records)
     tasks = list(_schedules(prover, options.seeds, () if options.again else done.schedules, options.gpus))
     if not options.without_controls:
         tasks = [*_controls(prover, done), *tasks]
-    for record in _run(tasks, options.jobs):
+    for record in _run(tasks, options.jobs, options.minutes * 60):
         records.append(options.records, record)
     found = records.read(options.records)
     if str(options.page) != "-":
@@ -87,13 +101,20 @@ def _controls(prover: RecoveryProver, done: Records) -> Iterator[_Task]:
             yield lambda live=live: prover.check_live_control(live)  # type: ignore[misc]
 
 
-def _run(tasks: list[_Task], jobs: int) -> Iterator[_Record]:
-    """Run tasks in parallel; yields each record as soon as it is done."""
+def _run(tasks: list[_Task], jobs: int, seconds: float) -> Iterator[_Record]:
+    """Run tasks in parallel, and start none after some time; yields each record as soon as it is done."""
     durations: list[float] = []
+    until = time.monotonic() + seconds
+
+    def run_in_time(task: _Task) -> _Record | None:
+        return task() if time.monotonic() < until else None
+
     with ThreadPoolExecutor(jobs) as pool:
-        futures: list[Future[_Record]] = [pool.submit(task) for task in tasks]
+        futures = [pool.submit(run_in_time, task) for task in tasks]
         for number, future in enumerate(as_completed(futures), start=1):
             record = future.result()
+            if record is None:
+                continue
             durations.append(record.seconds)
             left = statistics.mean(durations) * (len(tasks) - number) / jobs / 60
             _log(f"{number}/{len(tasks)} {_line(record)} (about {left:.0f} min left)")

@@ -18,8 +18,8 @@ from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import MANIFEST
 from spotune_trainer.job_directory.job import put_job
 from spotune_trainer.job_directory.layout import JobDirectory
-from tests import ROOT
 from spotune_trainer.supervisor.ray_head.processes import Process
+from tests import ROOT
 from tests.proof import injector
 from tests.proof.history import committed
 from tests.proof.injected.recovery_moments import MOMENTS, Phase, Wire, phase_of, senders

@@ -209,7 +209,7 @@ def recovery_job(
         any_size: whether fewer workers may train, with the same bits at any number.
         gpus: whether each worker has a GPU.
     """
-    execution = {"zeroStage": zero_stage, "microBatchSize": 3}
+    execution: dict[str, Any] = {"zeroStage": zero_stage, "microBatchSize": 3}
     if any_size:
         execution |= {"reproducible": "worldSize"}
     elif gpus:

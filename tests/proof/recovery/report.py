@@ -87,7 +87,7 @@ def _summary(schedules: Sequence[RecoveryRecord], controls: Sequence[RecoveryCon
     yield f"**{proven} of {len(schedules)} schedules proven, {caught} of {len(controls)} controls caught.**"
     if len(schedules) < planned:
         yield f"{planned - len(schedules)} of the {planned} schedules have not run yet."
-    records = [*schedules, *controls]
+    records: list[RecoveryRecord | RecoveryControlRecord] = [*schedules, *controls]
     for what, values in (
         ("Commit", (each.commit for each in records)),
         ("Machine", (each.machine for each in records)),

@@ -190,7 +190,7 @@ class _KillDrawer:
                 yield self._in_recovery()
             case Theme.PEER_READ:
                 yield self._kill(Target.NODE, Moment.COPIED, step)
-                yield self._kill(_DURING_PEER_READ[number % len(_DURING_PEER_READ)], Moment.PEER_READ)
+                yield self._kill(_DURING_PEER_READ[(number + number // 3) % 3], Moment.PEER_READ)
 
     def _in_recovery(self) -> Kill:
         targets = (Target.RANK, Target.RANKS, Target.NODE, Target.DRIVER, Target.DRIVER)
