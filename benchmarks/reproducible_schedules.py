@@ -190,7 +190,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(options.jobs) as pool:
         tasks = make_tasks(Runs(Path(root)), options.commit or commit(), seeds)
         missing = [task for name, task in tasks.items() if name not in done]
-        futures = [pool.submit(lambda task=task: task() if time.monotonic() < until else None) for task in missing]
+
+        def play_in_time(task: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+            return task() if time.monotonic() < until else None
+
+        futures = [pool.submit(play_in_time, task) for task in missing]
         for future in as_completed(futures):
             record = future.result()
             if record is not None:

@@ -21,6 +21,10 @@ NODE = "SPOTUNE_PROOF_NODE"
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 
 
+class JoinError(Exception):
+    """A node could not join; the message is what it logged."""
+
+
 @dataclass(frozen=True)
 class Node:
     """A node that joined.
@@ -48,6 +52,9 @@ def join(ray: RunningRay, slots: int, number: int, gpus: Sequence[int] = ()) -> 
         slots: workers that it has room for.
         number: of the node, different from those of all others of this head.
         gpus: GPUs of this machine that belong to it.
+
+    Raises:
+        JoinError: Ray could not be started, or did not answer in time.
     """
     head = Path(f"/proc/{ray.parts['raylet'].pid}/environ").read_bytes().decode()
     environment = dict(entry.split("=", 1) for entry in head.split("\0") if "=" in entry)
@@ -65,7 +72,9 @@ def join(ray: RunningRay, slots: int, number: int, gpus: Sequence[int] = ()) -> 
     )
     family = ProcessFamily(find_process(starter.pid), boot_id(), f"{NODE}={name}")
     output, _ = starter.communicate(timeout=120)
-    assert starter.returncode == 0, output
+    if starter.returncode != 0:
+        family.kill()
+        raise JoinError(output)
     return Node(name, slots, family)
 
 

@@ -21,6 +21,7 @@ from tests.proof.injected.break_worker import BROKEN
 from tests.proof.injector import FaultInjector, Injection, left_behind
 from tests.proof.mixtures import mixture_job
 from tests.proof.negative_controls import Control, ControlBench, run_control, tear
+from tests.proof.nodes import JoinError
 from tests.proof.records import ControlRecord, FaultRecord, ScheduleRecord
 from tests.proof.references import References
 from tests.proof.schedules import COMMIT_EVERY, EPOCHS, Data, Fault, FaultKind, InjectionPoint, Schedule
@@ -68,7 +69,7 @@ def proof_job(
         return runs.job(training={"epochs": epochs}, **sections)
 
 
-_FAILURES = (AssertionError, GroupFailedError, OSError, TimeoutError, ValueError, subprocess.SubprocessError)
+_FAILURES = (AssertionError, GroupFailedError, JoinError, OSError, TimeoutError, ValueError, subprocess.SubprocessError)
 """Errors of a run that does not finish, or of its reference runs."""
 _LONGEST = 400
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from spotune_trainer.supervisor.ray_head.local import process_marker
+from spotune_trainer.supervisor.ray_head.local import RunningRay, process_marker
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily, boot_id
 from tests.proof import nodes
 from tests.trainer.support.live import LiveRun, held_segments, kill
 
+_ATTEMPTS = 3
 HEAD = ""
 """Name of the node with Ray's head."""
 
@@ -44,8 +45,7 @@ class LocalNodes:
             self._address = ray.address
         for place in range(1, len(self._slots)):
             if place not in self._joined:
-                self._count += 1
-                self._joined[place] = nodes.join(ray, self._slots[place], self._count, self._gpus_of(place))
+                self._joined[place] = self._join(ray, place)
 
     def begin_to_join_missing(self) -> None:
         """The same in the background."""
@@ -95,6 +95,17 @@ class LocalNodes:
             for process in self._holders_on_head():
                 with suppress(ProcessLookupError):
                     kill(process)
+
+    def _join(self, ray: RunningRay, place: int) -> nodes.Node:
+        """Let a node join; on a busy machine, Ray may need another attempt."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            self._count += 1
+            try:
+                return nodes.join(ray, self._slots[place], self._count, self._gpus_of(place))
+            except nodes.JoinError:
+                if attempt == _ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable: the last attempt raises")
 
     def _holders_on_head(self) -> list[Process]:
         """Agent and ranks of the head, the agent first: what it forks afterwards holds nothing."""

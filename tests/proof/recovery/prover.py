@@ -22,6 +22,7 @@ from tests.proof.history import steps_lost
 from tests.proof.injected.break_worker import BROKEN
 from tests.proof.injector import left_behind
 from tests.proof.negative_controls import Control, ControlBench, run_control
+from tests.proof.nodes import JoinError
 from tests.proof.recovery.injector import KillResult, RecoveryInjector
 from tests.proof.recovery.records import KillRecord, RecoveryControlRecord, RecoveryRecord, RestoreRecord
 from tests.proof.recovery.schedules import (
@@ -40,6 +41,7 @@ from tests.trainer.support.runs import Runs
 _FAILURES = (
     AssertionError,
     GroupFailedError,
+    JoinError,
     OSError,
     RuntimeError,
     TimeoutError,
