@@ -18,6 +18,8 @@ from tests import ROOT
 
 NODE = "SPOTUNE_PROOF_NODE"
 """Variable in all processes of an additional node: its name."""
+_PATIENCE = {"RAY_raylet_start_wait_time_s": "90"}
+"""Ray gives up after 30 s, which a busy machine may take."""
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 
 
@@ -63,7 +65,7 @@ def join(ray: RunningRay, slots: int, number: int, gpus: Sequence[int] = ()) -> 
     starter = subprocess.Popen(
         [sys.executable, "-m", __name__, ray.address, str(slots), str(len(gpus))],
         cwd=ROOT,
-        env={**environment, **visible, NODE: name},
+        env={**environment, **visible, **_PATIENCE, NODE: name},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -71,7 +73,7 @@ def join(ray: RunningRay, slots: int, number: int, gpus: Sequence[int] = ()) -> 
         start_new_session=True,
     )
     family = ProcessFamily(find_process(starter.pid), boot_id(), f"{NODE}={name}")
-    output, _ = starter.communicate(timeout=120)
+    output, _ = starter.communicate(timeout=240)
     if starter.returncode != 0:
         family.kill()
         raise JoinError(output)
