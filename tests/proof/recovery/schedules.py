@@ -21,11 +21,11 @@ from typing import Literal
 from tests.trainer.support.runs import STEPS_PER_EPOCH
 
 FIRST_SEED, LAST_SEED = 101, 300
-EPOCHS = 5
+EPOCHS = 6
 STEPS = EPOCHS * STEPS_PER_EPOCH
-COMMIT_EVERY = 2
+COMMIT_EVERY = 5
 MOST_WORKERS = 3
-_FIRST_STEP, _SECOND_STEP = (4, 8), (14, 18)
+_FIRST_STEP, _SECOND_STEP = (6, 10), (16, 21)
 _LONGEST_DELAY_SECONDS = 0.08
 
 
@@ -197,5 +197,6 @@ class _KillDrawer:
         return self._kill(self._draw.choice(targets), self._draw.choice(_BY_PHASE))
 
     def _kill(self, target: Target, moment: Moment, after_step: int = 0) -> Kill:
-        delay = round(self._draw.uniform(0, _LONGEST_DELAY_SECONDS), 3)
+        longest = 0.0 if moment is Moment.COPIED else _LONGEST_DELAY_SECONDS  # or another commit is complete by then
+        delay = round(self._draw.uniform(0, longest), 3)
         return Kill(target, moment, after_step, round(self._draw.random(), 3), delay)
