@@ -211,7 +211,7 @@ class RecoveryInjector:
 
     def _kill_nodes(self, names: list[str]) -> None:
         self.nodes.wait_until_joined()
-        for name in names:
+        for name in sorted(names):  # the head first, whose agent is found by the raylet that started it
             self.nodes.kill(name)
         if self.schedule.resizes:
             self._set_workers(self.nodes.slots)

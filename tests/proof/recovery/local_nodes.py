@@ -8,11 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from spotune_trainer.supervisor.ray_head.local import RunningRay, process_marker
-from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily, boot_id
+from spotune_trainer.supervisor.ray_head.processes import Process, find_process
 from tests.proof import nodes
 from tests.trainer.support.live import LiveRun, held_segments, kill
 
 _ATTEMPTS = 3
+LOCAL_RAY = process_marker(Path("/")).partition("=")[0]
+"""Variable in all processes of a local Ray."""
 HEAD = ""
 """Name of the node with Ray's head."""
 
@@ -108,12 +110,10 @@ class LocalNodes:
         raise AssertionError("unreachable: the last attempt raises")
 
     def _holders_on_head(self) -> list[Process]:
-        """Agent and ranks of the head, the agent first: what it forks afterwards holds nothing."""
-        family = ProcessFamily(None, boot_id(), process_marker(self._run.directory.root))
+        """Agent and ranks of the head, the agent first: ranks that it forks afterwards find nothing in memory."""
         ranks = {process.pid for process in self._run.ranks().values()}
-        members = [process for process in family.members() if node_of(process.pid) == HEAD]
-        holders = [process for process in members if process.pid in ranks or held_segments(process)]
-        return sorted(holders, key=lambda process: (process.pid in ranks, process.started))
+        found = [process for process in holders(self._run.directory.root) if node_of(process.pid) == HEAD]
+        return sorted(found, key=lambda process: (process.pid in ranks, process.started))
 
     def _join_in_background(self) -> None:
         try:
@@ -128,19 +128,33 @@ class LocalNodes:
 
 
 def node_of(pid: int) -> str | None:
-    """The name of the node of a process; None once it has ended."""
-    try:
-        entries = environment_of(pid)
-    except OSError:
-        return None
-    return entries.get(nodes.NODE, HEAD)
+    """The name of the node of a process; None if it has ended, or belongs to no node."""
+    entries = _environment(pid)
+    return None if entries is None else entries.get(nodes.NODE, HEAD)
 
 
-def environment_of(pid: int) -> Mapping[str, str]:
-    """The environment that a process was started with.
+def holders(root: Path) -> list[Process]:
+    """The processes of a run that have commits in memory: agents, ranks, and what forks these."""
+    name, value = process_marker(root).split("=", 1)
+    pids = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+    holding = [process for pid in pids if (process := find_process(pid)) is not None and held_segments(process)]
+    return [process for process in holding if (_environment(process.pid) or {}).get(name) == value]
 
-    Raises:
-        OSError: it has ended.
+
+def _environment(pid: int) -> Mapping[str, str] | None:
+    """What a process of a local Ray has in its environment; None for any other.
+
+    Ray's workers overwrite their environment in /proc with their titles. Then that of the process counts that started
+    them: the raylet of the node.
     """
-    text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
-    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+    while pid > 1:
+        try:
+            text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+            status = Path(f"/proc/{pid}/status").read_text()
+        except OSError:
+            return None
+        entries = dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
+        if LOCAL_RAY in entries:
+            return entries
+        pid = int(next(line.split()[1] for line in status.splitlines() if line.startswith("PPid:")))
+    return None

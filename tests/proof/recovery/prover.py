@@ -24,6 +24,7 @@ from tests.proof.injector import left_behind
 from tests.proof.negative_controls import Control, ControlBench, run_control
 from tests.proof.nodes import JoinError
 from tests.proof.recovery.injector import KillResult, RecoveryInjector
+from tests.proof.recovery.local_nodes import holders
 from tests.proof.recovery.records import KillRecord, RecoveryControlRecord, RecoveryRecord, RestoreRecord
 from tests.proof.recovery.schedules import (
     COMMIT_EVERY,
@@ -189,6 +190,7 @@ class RecoveryProver:
             if code != 0:
                 self.log(f"seed {schedule.seed} exited with {code}: {output[-2000:]}")
             left = left_behind(directory)
+            left += [f"process {holder.pid} still has commits in memory" for holder in holders(directory.root)]
             references = self.references(directory, any_size=schedule.resizes)
             evidence = collect_evidence(directory, references, schedule.zero_stage, code, any_size=schedule.resizes)
         except _FAILURES as error:

@@ -25,3 +25,13 @@ def test_lost_node_is_recovered_from_its_peer_after_the_reader_was_killed(tmp_pa
     (restore,) = record.restores
     assert restore.volume == 0
     assert min(restore.memory, restore.peer) > 0
+
+
+def test_volume_is_read_after_both_holders_were_lost(tmp_path: Path) -> None:
+    kill = Kill(Target.HOLDERS, Moment.COPIED, after_step=6, victim=0.0, delay=0.0)
+    schedule = RecoverySchedule(0, (1, 1), zero_stage=1, memory_copies=2, resizes=False, rounds=((kill,),))
+    record = RecoveryProver(Runs(tmp_path), "`0123`", "here").prove(schedule)
+    assert record.findings == []
+    (restore,) = record.restores
+    assert (restore.memory, restore.peer) == (0, 0)
+    assert restore.volume > 0
