@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory
 from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress, PeerConnection, PeerError, asking
 from spotune_trainer.checkpoint.memory.peer_server import lower_priority
@@ -87,11 +86,10 @@ class PeerSender:
         held: dict[str, dict[Label, Segment]] = {}
         for label, segment in self._memory.labelled():
             held.setdefault(label.checkpoint, {})[label] = segment
-        written = [
-            name for name, files in held.items() if len(files) == self._memory.ranks and self._is_newer_than_sent(name)
-        ]
-        name = self._newest_complete(written) if written else None
-        if name is None:
+        written = [name for name, files in held.items() if len(files) == self._memory.ranks]
+        unsent = any(name != self._sent for name in written)
+        name = self._newest_complete(written) if unsent else None
+        if name is None or name == self._sent:  # with two segments, the commit before the last one is here, too
             return False
         started = self._clock()
         self._send(held[name])
@@ -100,10 +98,6 @@ class PeerSender:
         logger.debug("the copy took %.1f s", self._clock() - started)
         self._sent, self._problem = name, None
         return True
-
-    def _is_newer_than_sent(self, name: str) -> bool:
-        """Whether a commit is newer than what the other node keeps. With two segments, the commit before stays here."""
-        return self._sent is None or CheckpointName.parse(name) > CheckpointName.parse(self._sent)
 
     def _send(self, files: dict[Label, Segment]) -> None:
         names = [label.file for label in files]
