@@ -122,6 +122,10 @@ chaos: cluster-build ## Many overlapping faults on training jobs on a real Kuber
 proof: $(READY) ## Play eighty schedules of kills and changes of the world size, and write docs/proof.md (over an hour; goes on when killed)
 	$(BIN)/python -m tests.proof --seeds 1-80 --jobs 2 --output docs/proof.md
 
+.PHONY: proof-recovery
+proof-recovery: $(READY) ## Play recovery schedules without a record (SEEDS=101-300 JOBS=2), and write docs/proof-recovery.md (hours; goes on when killed)
+	$(BIN)/python -m tests.proof.recovery --seeds $(or $(SEEDS),101-300) --jobs $(or $(JOBS),2)
+
 .PHONY: scale
 scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, written to benchmarks/results/scale.json (half an hour)
 	$(BIN)/python benchmarks/scale.py --output benchmarks/results/scale.json

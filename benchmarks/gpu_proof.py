@@ -40,11 +40,11 @@ from tests.proof.checker import findings
 from tests.proof.evidence import collect_evidence, exported_sha256
 from tests.proof.history import losses_of, read_generations, steps_lost, surviving
 from tests.proof.injector import FaultInjector
-from tests.proof.references import Reference, References
+from tests.proof.references import ProductReferences, References
 from tests.proof.schedules import COMMIT_EVERY, EPOCHS, make_schedule
 from tests.trainer.support.live import LiveRun, kill
 from tests.trainer.support.measured import make_llama_job, publish
-from tests.trainer.support.runs import Layout, Runs
+from tests.trainer.support.runs import Runs
 
 ON_GPU = torch.cuda.is_available()
 SMALL, LARGE, ROW_TOKENS = ("small", "1.1B", 2048) if ON_GPU else ("tiny", "tiny", 16)
@@ -54,20 +54,6 @@ BATCH = 52
 LARGE_STEPS, LARGE_COMMIT_EVERY = 32, 4
 
 EQUAL = ("samplesEqual", "lossesEqual", "weightsBitEqual")
-
-
-class UndisturbedCommand(References):
-    """Makes reference runs with the whole product, because the usual reference worker trains on CPUs."""
-
-    def undisturbed(self, layout: Layout) -> Reference:
-        """A complete run without kills, as a user runs it."""
-        with self._locked((layout,)) as key:
-            if key not in self._made:
-                run = start(self.runs, "undisturbed", self.job)
-                finish(run)
-                records = tuple(surviving(read_generations(run.directory)))
-                self._made[key] = Reference(run.directory, records, (), exported_sha256(run.directory))
-            return self._made[key]
 
 
 def small_job(root: Path, zero_stage: int, deterministic: bool = True) -> FinetuneJob:
@@ -215,13 +201,13 @@ def main() -> int:
     runs.root.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(options.jobs) as pool:
         stages = {make_schedule(seed).zero_stage for seed in options.seeds}
-        references = {stage: UndisturbedCommand(runs, small_job(runs.root, stage)) for stage in stages}
+        references = {stage: ProductReferences(runs, small_job(runs.root, stage)) for stage in stages}
         for record in pool.map(lambda seed: prove(references[make_schedule(seed).zero_stage], seed), options.seeds):
             found.setdefault("schedules", []).append(record)
             publish(found, options.output)
     if options.control is not None:
         job = small_job(runs.root, make_schedule(options.control).zero_stage, deterministic=False)
-        found["controlWithAnyKernels"] = prove(UndisturbedCommand(runs, job), options.control)
+        found["controlWithAnyKernels"] = prove(ProductReferences(runs, job), options.control)
         publish(found, options.output)
     if not options.without_large:
         found["large"] = kill_large(runs)

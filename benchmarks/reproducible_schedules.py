@@ -6,7 +6,10 @@ ranks, and so on, two or three times. Masters, moments, the exported weights and
 steps go into a digest. As a control, two undisturbed runs without the setting on one and on two ranks are compared in
 the same way. Ranks are processes in a gloo group, without Ray.
 
-    PYTHONPATH=. python benchmarks/reproducible_schedules.py --schedules 100 \
+Each schedule is recorded at once, and seeds with a record are skipped, so several sittings complete them; the records
+of a machine without git name the commit that is given. The result is written from all records.
+
+    PYTHONPATH=. python benchmarks/reproducible_schedules.py --schedules 100 --jobs 2 \
         --output benchmarks/results/reproducible_schedules.json
 """
 
@@ -14,14 +17,20 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
+import math
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,12 +41,17 @@ from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.worker import Worker
+from tests import ROOT
+from tests.provenance import commit
 from tests.trainer.support.groups import GroupFailedError
 from tests.trainer.support.measured import publish
 from tests.trainer.support.runs import MICRO_BATCH, STEPS, Layout, Runs, committed_state, train_generation
 
 WORLD_SIZES = (1, 2, 3, 4, 8)
 STAGES = (0, 1, 2)
+CONTROL_SIZES = (1, 2)
+SHOWN = ("generations", "sha256")
+DEVICE = f"{os.cpu_count()} cores"
 LOSS = "loss.json"
 """In the job's folder: the rank that kills itself, and the step before which it does."""
 
@@ -89,7 +103,9 @@ def play(runs: Runs, job: FinetuneJob, generations: list[Generation]) -> JobDire
         loss = {"step": generation.dies_before, "rank": generation.rank}
         files.write_json(directory.root / LOSS, loss)
         try:
-            train_generation(directory, job, Layout(generation.world_size, generation.zero_stage), DyingWorker)
+            train_generation(
+                directory, job, Layout(generation.world_size, generation.zero_stage), DyingWorker, timeout=600
+            )
         except GroupFailedError:
             assert generation.dies_before is not None, "only a killed rank may end a group"
         else:
@@ -113,38 +129,82 @@ def make_job(runs: Runs, reproducible: str) -> FinetuneJob:
     return runs.job("causal", execution=execution, checkpoint={"every": 1, "keep": 2})
 
 
+def make_tasks(runs: Runs, commit_name: str, seeds: range) -> dict[str, Callable[[], dict[str, Any]]]:
+    """What is to be played, by name: the undisturbed run, the schedules, and the control."""
+    job, usual = make_job(runs, "worldSize"), make_job(runs, "none")
+    to_play = {"undisturbed": (job, [Generation(1, 0)])}
+    to_play |= {f"schedule {seed}": (job, schedule(seed)) for seed in seeds}
+    to_play |= {f"withoutTheSetting {size}": (usual, [Generation(size, 1)]) for size in CONTROL_SIZES}
+
+    def record(name: str) -> dict[str, Any]:
+        directory = play(runs, *to_play[name])
+        found = {"name": name, "sha256": digest(directory), "commit": commit_name, "device": DEVICE}
+        shutil.rmtree(directory.root)
+        return {**found, "generations": [asdict(each) for each in to_play[name][1]]}
+
+    return {name: partial(record, name) for name in to_play}
+
+
+def read_records(path: Path) -> dict[str, dict[str, Any]]:
+    """The records by name; of several with a name the last one."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {record["name"]: record for record in map(json.loads, lines)}
+
+
+def result(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of all records."""
+    seeds = sorted(int(name.split()[1]) for name in found if name.startswith("schedule "))
+    played = [{"seed": seed, **{key: found[f"schedule {seed}"][key] for key in SHOWN}} for seed in seeds]
+    return {
+        "machine": {"device": "CPU", **{name: version(name) for name in ("torch", "deepspeed", "transformers")}},
+        "commits": dict(Counter(record["commit"] for record in found.values())),
+        "devices": dict(Counter(record["device"] for record in found.values())),
+        "steps": STEPS,
+        "schedules": len(played),
+        "losses": sum(len(each["generations"]) - 1 for each in played),
+        "undisturbed": found["undisturbed"]["sha256"],
+        "endedWith": dict(Counter(each["sha256"] for each in played)),
+        "withoutTheSetting": {
+            f"{size} rank{'s' if size > 1 else ''}": found[f"withoutTheSetting {size}"]["sha256"]
+            for size in CONTROL_SIZES
+        },
+        "played": played,
+    }
+
+
 def main() -> None:
-    """Play the schedules; print and write what they ended with."""
+    """Play what has no record yet; print and write what all of it ended with."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedules", type=int, default=100)
     parser.add_argument("--first-seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=1, help="schedules in parallel, of up to eight ranks each")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further schedules after this time")
+    parser.add_argument("--records", type=Path, default=ROOT / "build/reproducible_schedules.jsonl")
+    parser.add_argument("--commit", help="the tested commit, where there is no git")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as root:
-        runs = Runs(Path(root))
-        job = make_job(runs, "worldSize")
-        undisturbed = digest(play(runs, job, [Generation(1, 0)]))
-        played: list[dict[str, Any]] = []
-        for seed in range(options.first_seed, options.first_seed + options.schedules):
-            generations = schedule(seed)
-            found = digest(play(runs, job, generations))
-            sys.stderr.write(f"schedule {seed}: {found[:16]}\n")
-            played.append({"seed": seed, "generations": [asdict(each) for each in generations], "sha256": found})
-        usual = make_job(runs, "none")
-        control = [digest(play(runs, usual, [Generation(size, 1)])) for size in (1, 2)]
-    publish(
-        {
-            "machine": {"device": "CPU", **{name: version(name) for name in ("torch", "deepspeed", "transformers")}},
-            "steps": STEPS,
-            "schedules": len(played),
-            "losses": sum(len(each["generations"]) - 1 for each in played),
-            "undisturbed": undisturbed,
-            "endedWith": dict(Counter(each["sha256"] for each in played)),
-            "withoutTheSetting": {"1 rank": control[0], "2 ranks": control[1]},
-            "played": played,
-        },
-        options.output,
-    )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the ranks train on CPUs
+    options.records.parent.mkdir(parents=True, exist_ok=True)
+    until, done = time.monotonic() + options.minutes * 60, read_records(options.records)
+    seeds = range(options.first_seed, options.first_seed + options.schedules)
+    with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(options.jobs) as pool:
+        tasks = make_tasks(Runs(Path(root)), options.commit or commit(), seeds)
+        missing = [task for name, task in tasks.items() if name not in done]
+
+        def play_in_time(task: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+            return task() if time.monotonic() < until else None
+
+        futures = [pool.submit(play_in_time, task) for task in missing]
+        for future in as_completed(futures):
+            record = future.result()
+            if record is not None:
+                with options.records.open("a") as file:
+                    file.write(json.dumps(record) + "\n")
+                sys.stderr.write(f"{record['name']}: {record['sha256'][:16]}\n")
+    found = read_records(options.records)
+    if unplayed := sorted(tasks.keys() - found.keys()):
+        sys.exit(f"{len(unplayed)} are left to play: run the same command again")
+    publish(result(found), options.output)
 
 
 if __name__ == "__main__":

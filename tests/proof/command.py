@@ -36,7 +36,7 @@ _BUILD = ROOT / "build"
 def main() -> int:
     """Run all schedules and controls without a record, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=_range, default=range(1, 81), help="first and last, as 1-80")
+    parser.add_argument("--seeds", type=seed_range, default=range(1, 81), help="first and last, as 1-80")
     parser.add_argument("--jobs", type=int, default=2, help="schedules in parallel")
     parser.add_argument("--again", action="store_true", help="run these seeds again, even if they have records")
     parser.add_argument("--records", type=Path, default=_BUILD / "proof.jsonl", help="file of the records")
@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="the page to write")
     options = parser.parse_args()
     done = records.drop_outdated(options.records, without=options.seeds if options.again else ())
-    _clear(options.work)
+    clear(options.work)
     runs = Runs(options.work)
     references = {data: References(runs, proof_job(runs, 0, 1, data=data)) for data in Data}
     prover = Prover(runs, references, commit(), _log)
@@ -101,7 +101,7 @@ def _line(record: Record) -> str:
     return f"seed {record.seed}: {len(record.blows)} faults, workers {sizes}, {record.seconds:.0f} s: {verdict}"
 
 
-def _clear(work: Path) -> None:
+def clear(work: Path) -> None:
     """Kill the processes and remove the folders that a killed proof left behind."""
     for directory in work.glob("*.*/"):
         kill_leftovers(JobDirectory(directory))
@@ -109,7 +109,8 @@ def _clear(work: Path) -> None:
     work.mkdir(parents=True)
 
 
-def _range(text: str) -> range:
+def seed_range(text: str) -> range:
+    """The seeds of a first and a last one, as 1-80."""
     first, _, last = text.partition("-")
     return range(int(first), int(last or first) + 1)
 

@@ -71,7 +71,9 @@ class _EvidenceCollector:
         return () if name in self.corrupt else checksums(self.directory.checkpoints / str(name))
 
 
-def collect_evidence(directory: JobDirectory, references: References, zero_stage: int, exit_code: int = 0) -> Evidence:
+def collect_evidence(
+    directory: JobDirectory, references: References, zero_stage: int, exit_code: int = 0, *, any_size: bool = False
+) -> Evidence:
     """Return the evidence of a finished run.
 
     Args:
@@ -79,6 +81,7 @@ def collect_evidence(directory: JobDirectory, references: References, zero_stage
         references: reference runs of the same job.
         zero_stage: ZeRO stage of the run.
         exit_code: exit code of its command.
+        any_size: whether the job is to have the same bits at any world size (`execution.reproducible: worldSize`).
 
     Raises:
         ValueError: no step has survived.
@@ -86,7 +89,7 @@ def collect_evidence(directory: JobDirectory, references: References, zero_stage
     generations = read_generations(directory)
     restored = {each.restored for each in generations if each.restored is not None and each.made_progress}
     corrupt = {name: reason for name in sorted(restored) if (reason := _problem(directory, name)) is not None}
-    found = segments(generations)
+    found = segments(generations, any_size=any_size)
     if not found:
         raise ValueError("no step has survived")
     collector = _EvidenceCollector(directory, references, zero_stage, found, corrupt)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +107,15 @@ def surviving(generations: Sequence[Generation]) -> list[Record]:
     return [record for _, steps in lineage(generations) for record in steps]
 
 
-def segments(generations: Sequence[Generation]) -> list[Segment]:
-    """The surviving steps, cut where the world size changes."""
+def segments(generations: Sequence[Generation], *, any_size: bool = False) -> list[Segment]:
+    """The surviving steps, cut where the world size changes; with `any_size` not cut, under the first world size."""
     found: list[Segment] = []
     for generation, steps in lineage(generations):
         if not steps:
             continue
         world_size = int(steps[0]["worldSize"])
-        if found and found[-1].world_size == world_size:
-            found[-1] = Segment(world_size, found[-1].start, found[-1].steps + steps)
+        if found and (any_size or found[-1].world_size == world_size):
+            found[-1] = replace(found[-1], steps=found[-1].steps + steps)
         else:
             found.append(Segment(world_size, generation.restored, steps))
     return found

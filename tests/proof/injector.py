@@ -98,12 +98,6 @@ class FaultInjector:
             self._inject(fault)
         return self.run.wait()
 
-    def left_behind(self) -> list[str]:
-        """Findings: processes of the ended run that still have snapshots of commits in shared memory."""
-        family = ProcessFamily(None, boot_id(), process_marker(self.run.directory.root))
-        left = [process.pid for process in family.members() if held_segments(process)]
-        return [f"shared memory is left behind by processes {left}"] if left else []
-
     def clean_up(self) -> None:
         """Kill all processes of the run."""
         self.run.clean_up()
@@ -247,6 +241,13 @@ class FaultInjector:
         slots = ray.slots + sum(node.slots for node in joined)
         if size > slots:
             joined.append(nodes.join(ray, size - slots, len(joined)))
+
+
+def left_behind(directory: JobDirectory) -> list[str]:
+    """Findings: processes of an ended run that still have snapshots of commits in shared memory."""
+    family = ProcessFamily(None, boot_id(), process_marker(directory.root))
+    left = [process.pid for process in family.members() if held_segments(process)]
+    return [f"shared memory is left behind by processes {left}"] if left else []
 
 
 def kill_leftovers(directory: JobDirectory) -> None:

@@ -1,13 +1,14 @@
 """Additional nodes of a run's local Ray, which join while it runs and can be killed.
 
 Usage, by `join` alone, in the environment of the head:
-    python -m tests.proof.nodes ADDRESS SLOTS
+    python -m tests.proof.nodes ADDRESS SLOTS GPUS
 """
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +16,15 @@ from spotune_trainer.supervisor.ray_head.local import RunningRay
 from spotune_trainer.supervisor.ray_head.processes import ProcessFamily, boot_id, find_process
 from tests import ROOT
 
-_NODE = "SPOTUNE_PROOF_NODE"
+NODE = "SPOTUNE_PROOF_NODE"
+"""Variable in all processes of an additional node: its name."""
+_PATIENCE = {"RAY_raylet_start_wait_time_s": "90"}
+"""Ray gives up after 30 s, which a busy machine may take."""
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
+
+
+class JoinError(Exception):
+    """A node could not join; the message is what it logged."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +32,12 @@ class Node:
     """A node that joined.
 
     Attributes:
+        name: in the environment of its processes.
         slots: workers that it has room for.
         family: all of its processes.
     """
 
+    name: str
     slots: int
     family: ProcessFamily
 
@@ -36,34 +46,41 @@ class Node:
         self.family.kill()
 
 
-def join(ray: RunningRay, slots: int, number: int) -> Node:
+def join(ray: RunningRay, slots: int, number: int, gpus: Sequence[int] = ()) -> Node:
     """Start a node beside the head, and wait until it has joined.
 
     Args:
         ray: the head.
         slots: workers that it has room for.
         number: of the node, different from those of all others of this head.
+        gpus: GPUs of this machine that belong to it.
+
+    Raises:
+        JoinError: Ray could not be started, or did not answer in time.
     """
     head = Path(f"/proc/{ray.parts['raylet'].pid}/environ").read_bytes().decode()
     environment = dict(entry.split("=", 1) for entry in head.split("\0") if "=" in entry)
     name = f"{ray.temporary.name}-{number}"
+    visible = {"CUDA_VISIBLE_DEVICES": ",".join(str(gpu) for gpu in gpus)} if gpus else {}
     starter = subprocess.Popen(
-        [sys.executable, "-m", __name__, ray.address, str(slots)],
+        [sys.executable, "-m", __name__, ray.address, str(slots), str(len(gpus))],
         cwd=ROOT,
-        env={**environment, _NODE: name},
+        env={**environment, **visible, **_PATIENCE, NODE: name},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
-    family = ProcessFamily(find_process(starter.pid), boot_id(), f"{_NODE}={name}")
-    output, _ = starter.communicate(timeout=120)
-    assert starter.returncode == 0, output
-    return Node(slots, family)
+    family = ProcessFamily(find_process(starter.pid), boot_id(), f"{NODE}={name}")
+    output, _ = starter.communicate(timeout=240)
+    if starter.returncode != 0:
+        family.kill()
+        raise JoinError(output)
+    return Node(name, slots, family)
 
 
-def start(address: str, slots: int) -> None:
+def start(address: str, slots: int, gpus: int) -> None:
     """What `ray start --address` does, which refuses to where the head says that it is for one machine."""
     from ray._private.node import Node as RayNode
     from ray._private.parameter import RayParams
@@ -72,7 +89,7 @@ def start(address: str, slots: int) -> None:
         gcs_address=address,
         node_ip_address="127.0.0.1",
         num_cpus=slots,
-        num_gpus=0,
+        num_gpus=gpus,
         min_worker_port=0,
         max_worker_port=0,
         node_manager_port=0,
@@ -84,4 +101,4 @@ def start(address: str, slots: int) -> None:
 
 
 if __name__ == "__main__":
-    start(sys.argv[1], int(sys.argv[2]))
+    start(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

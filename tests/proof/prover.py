@@ -18,9 +18,10 @@ from tests.proof.checker import Evidence, findings, max_curve_difference, max_ne
 from tests.proof.evidence import collect_evidence
 from tests.proof.history import steps_lost
 from tests.proof.injected.break_worker import BROKEN
-from tests.proof.injector import FaultInjector, Injection
+from tests.proof.injector import FaultInjector, Injection, left_behind
 from tests.proof.mixtures import mixture_job
 from tests.proof.negative_controls import Control, ControlBench, run_control, tear
+from tests.proof.nodes import JoinError
 from tests.proof.records import ControlRecord, FaultRecord, ScheduleRecord
 from tests.proof.references import References
 from tests.proof.schedules import COMMIT_EVERY, EPOCHS, Data, Fault, FaultKind, InjectionPoint, Schedule
@@ -68,7 +69,7 @@ def proof_job(
         return runs.job(training={"epochs": epochs}, **sections)
 
 
-_FAILURES = (AssertionError, GroupFailedError, OSError, TimeoutError, ValueError, subprocess.SubprocessError)
+_FAILURES = (AssertionError, GroupFailedError, JoinError, OSError, TimeoutError, ValueError, subprocess.SubprocessError)
 """Errors of a run that does not finish, or of its reference runs."""
 _LONGEST = 400
 
@@ -188,7 +189,7 @@ class Prover:
             if code != 0:
                 self.log(f"seed {schedule.seed} exited with {code}: {output[-2000:]}")
             references = self.references[schedule.data]
-            left = injector.left_behind()
+            left = left_behind(directory)
             evidence = collect_evidence(directory, references, schedule.zero_stage, code)
         except _FAILURES as error:
             return None, [f"{type(error).__name__}: {error}"[:_LONGEST]]

@@ -9,25 +9,28 @@ from __future__ import annotations
 import json
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from spotune.job import FinetuneJob
+from spotune.job_file.load import replace_fields
 from spotune_trainer.checkpoint.generations import Generation, claim
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
 from spotune_trainer.data.shards import ShardedDataset
+from spotune_trainer.export.huggingface import weights_sha256
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import Flags
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import RankExit, WorkerTask
 from spotune_trainer.training.worker import Worker
-from tests.proof.history import Record, read_generations
+from tests.proof.history import Record, read_generations, surviving
 from tests.proof.mixtures import sample_hashes
-from tests.trainer.support.groups import run_group
+from tests.trainer.support.groups import GroupFailedError, run_group
+from tests.trainer.support.live import LiveRun
 from tests.trainer.support.runs import STEPS_PER_EPOCH, Layout, Runs, epoch_hash, make_task, train_rank
 
 _TIMEOUT_SECONDS = 600.0
@@ -93,10 +96,12 @@ class References:
 
     Attributes:
         job: its `workers` and `execution` do not matter.
+        plan: values that the plan of the disturbed runs has, and the usual plan of a test has not.
     """
 
     runs: Runs
     job: FinetuneJob
+    plan: Mapping[str, Any] = field(default_factory=dict)
     _made: dict[tuple[Any, ...], Reference] = field(default_factory=dict)
     _locks: dict[tuple[Any, ...], threading.Lock] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -106,7 +111,7 @@ class References:
         with self._locked(("undisturbed", layout)) as key:
             if key not in self._made:
                 directory = self._new("undisturbed")
-                task = make_task(directory, self.job, layout, claim(directory, None))
+                task = self._task(directory, layout, claim(directory, None))
                 ended = run_group(layout.world_size, train_rank, task, CommitEveryStepWorker, timeout=_TIMEOUT_SECONDS)
                 self._made[key] = _reference(directory, task.generation, ended[0].summary["exportSha256"])
             return self._made[key]
@@ -125,7 +130,7 @@ class References:
                 directory = self._new("part")
                 shutil.copytree(path, directory.checkpoints / path.name)
                 copy_reference(path.parent.parent, directory)
-                task = make_task(directory, self.job, layout, _claim_after(directory, name))
+                task = self._task(directory, layout, _claim_after(directory, name))
                 if steps is None:
                     ended = run_group(layout.world_size, train_rank, task, timeout=_TIMEOUT_SECONDS)
                     sha256 = ended[0].summary["exportSha256"]
@@ -154,6 +159,10 @@ class References:
         """Hash over the rows of each step of a mixture, found beside the trainer; empty without a mixture."""
         return sample_hashes(self.job, self.runs.root / "cache") if self.job.spec.dataset.mixture else {}
 
+    def _task(self, directory: JobDirectory, layout: Layout, generation: Generation) -> WorkerTask:
+        task = make_task(directory, self.job, layout, generation)
+        return replace(task, plan={**task.plan, **self.plan})
+
     def _new(self, name: str) -> JobDirectory:
         with self._lock:
             return self.runs.empty(name)
@@ -161,6 +170,30 @@ class References:
     def _locked(self, key: tuple[Any, ...]) -> _LockedKey:
         with self._lock:
             return _LockedKey(key, self._locks.setdefault(key, threading.Lock()))
+
+
+class ProductReferences(References):
+    """Makes the undisturbed runs with the whole product: the usual reference worker trains on CPUs only."""
+
+    def undisturbed(self, layout: Layout) -> Reference:
+        """A run without kills, as a user starts it; its commits are those of the job."""
+        with self._locked(("undisturbed", layout)) as key:
+            if key not in self._made:
+                values = {"workers.count": layout.world_size, "workers.min": layout.world_size}
+                values["execution.zeroStage"] = layout.zero_stage
+                job = replace_fields(self.job, {f"spec.{name}": value for name, value in values.items()})
+                run = LiveRun(self._new("undisturbed"), job, patience_seconds=_TIMEOUT_SECONDS)
+                run.start()
+                try:
+                    code, output = run.wait()
+                finally:
+                    run.clean_up()
+                if code != 0:
+                    raise GroupFailedError(f"an undisturbed run exited with {code}: {output[-2000:]}")
+                records = tuple(surviving(read_generations(run.directory)))
+                exported = weights_sha256(run.directory.export)
+                self._made[key] = Reference(run.directory, records, (), exported)
+            return self._made[key]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from spotune_trainer.checkpoint.layout import Checkpoint, list_checkpoints, rank
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.proof.checker import Evidence, findings
 from tests.proof.evidence import collect_evidence
-from tests.proof.injector import FaultInjector
+from tests.proof.injector import FaultInjector, left_behind
 from tests.proof.prover import proof_job
 from tests.proof.references import References
 from tests.proof.schedules import Fault, FaultKind, InjectionPoint, Schedule
@@ -91,7 +91,7 @@ def test_model_is_bit_identical_after_kills_and_a_corrupt_checkpoint(runner: Sch
     assert only.same_bits, "the SHA-256 of the undisturbed run"
     assert [injection.fault for injection in injector.injections] == list(KEEPS_ITS_WORLD_SIZE)
     assert injector.injections[0].hit, "the worker was killed while it saved"
-    assert injector.left_behind() == []
+    assert left_behind(injector.run.directory) == []
     assert set(evidence.causes) >= {"workerLost", "headLost"}
     assert flipped.damaged is not None
     assert flipped.damaged.name in output

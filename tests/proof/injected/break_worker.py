@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 BROKEN = "SPOTUNE_PROOF_BROKEN"
-"""Variable that names a class of `tests.proof.broken_workers`."""
+"""Variable that names a class of `tests.proof.broken_workers` or `tests.proof.broken_memory`."""
 
 
 def break_worker(name: str) -> None:
@@ -13,8 +13,8 @@ def break_worker(name: str) -> None:
     from after_import import after_import  # type: ignore[import-not-found]  # found by its folder there
 
     def change(worker: Any) -> None:
-        from tests.proof import broken_workers
+        from tests.proof import broken_memory, broken_workers
 
-        worker.Worker = getattr(broken_workers, name)
+        worker.Worker = vars(broken_workers).get(name) or getattr(broken_memory, name)
 
     after_import("spotune_trainer.training.worker", change)

@@ -79,6 +79,22 @@ def test_copy_stays_until_the_next_commit_is_complete(pair: list[Node], tmp_path
     assert second.copies.find(later) is not None
 
 
+def test_commit_before_the_last_one_is_not_sent_again(pair: list[Node], tmp_path: Path) -> None:
+    """It stays in the second segment, and would replace the copy of the last one."""
+    first, second = pair
+    (memory,) = first.begin(1)
+    second.begin(1)
+    sender = first.sender(second, tmp_path)
+    earlier = write(memory, 5)
+    complete(tmp_path, earlier)
+    assert sender.send_newest()
+    later = write(memory, 10)
+    complete(tmp_path, later)
+    assert sender.send_newest()
+    assert not sender.send_newest()
+    assert second.copies.find(later) is not None
+
+
 def test_files_of_all_ranks_of_a_node_are_sent(pair: list[Node], tmp_path: Path) -> None:
     first, second = pair
     memories = first.begin(1, ranks=2)

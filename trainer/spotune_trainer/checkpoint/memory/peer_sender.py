@@ -86,9 +86,10 @@ class PeerSender:
         held: dict[str, dict[Label, Segment]] = {}
         for label, segment in self._memory.labelled():
             held.setdefault(label.checkpoint, {})[label] = segment
-        written = [name for name, files in held.items() if len(files) == self._memory.ranks and name != self._sent]
-        name = self._newest_complete(written) if written else None
-        if name is None:
+        written = [name for name, files in held.items() if len(files) == self._memory.ranks]
+        unsent = any(name != self._sent for name in written)
+        name = self._newest_complete(written) if unsent else None
+        if name is None or name == self._sent:  # with two segments, the commit before the last one is here, too
             return False
         started = self._clock()
         self._send(held[name])

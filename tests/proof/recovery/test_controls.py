@@ -1,0 +1,39 @@
+"""Wrong bytes in memory are found by the intact trainer, and by the checker where a defect believes them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.proof.checker import findings
+from tests.proof.negative_controls import Control, ControlBench, control_job, run_control
+from tests.proof.recovery.controls import HELD_FILES, RANK_CONTROLS, HeldFiles
+from tests.proof.references import References
+from tests.trainer.support.runs import Runs
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> ControlBench:
+    runs = Runs(tmp_path_factory.mktemp("controls"))
+    return ControlBench(runs, References(runs, control_job(runs)))
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        pytest.param(held, id=held.name, marks=() if "checksum" in held.name else pytest.mark.long)
+        for held in HELD_FILES
+    ],
+)
+def test_intact_trainer_reads_the_volume_instead(bench: ControlBench, held: HeldFiles) -> None:
+    directory = held.resume(bench, held.intact)
+    assert findings(bench.evidence(directory)) == []
+
+
+@pytest.mark.parametrize("control", RANK_CONTROLS, ids=lambda control: control.name)
+def test_believed_bytes_are_found(bench: ControlBench, control: Control) -> None:
+    found = run_control(control, bench)
+    assert any(re.search(control.caught_by, finding) for finding in found), found
