@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from benchmarks.plotting import svg
 from benchmarks.throughput_tables import Measurement
 from tests.trainer.support.planned_runs import runs_with_memory
 
 _OURS, _OURS_TOO, _TWO, _OTHERS = "#1f5fa8", "#8fb8de", "#d1732c", "#9a9a9a"
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "spotune",
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-}
-_DECIMALS = re.compile(r"-?\d+\.\d{3,}")
-"""Coordinates with many decimal places. The last digits are invisible, and differ between processors."""
-_HASHED_ID = re.compile(r"\b[pm][0-9a-f]{10}\b")
-"""Ids of clip paths and markers. Matplotlib hashes them from coordinates, whose last bits depend on the processor."""
-_WITHOUT_METADATA = {"Date": None, "Creator": None}
 
 _LLAMAS: Mapping[str, Sequence[tuple[str, Measurement]]] = {
     "1.1 billion parameters, rows of 2,048 tokens": (
@@ -80,7 +66,7 @@ def llamas() -> str:
             axes.set_xlim(0, 80)
         panels[-1].set_xlabel("MFU, % of 989.4 TFLOP/s")
 
-    return _svg(draw, (7.0, 4.2))
+    return svg(draw, (7.0, 4.2))
 
 
 def planned_memory() -> str:
@@ -103,7 +89,7 @@ def planned_memory() -> str:
             axis.set_ticks([], minor=True)
         axes.legend(frameon=False)
 
-    return _svg(draw, (4.6, 4.2))
+    return svg(draw, (4.6, 4.2))
 
 
 def t5_layouts() -> str:
@@ -117,7 +103,7 @@ def t5_layouts() -> str:
         panels[0].set_ylabel("samples/s")
         panels[0].legend(frameon=False)
 
-    return _svg(draw, (7.0, 3.0))
+    return svg(draw, (7.0, 3.0))
 
 
 def _grouped(axes: Axes, groups: Mapping[str, Sequence[Measurement]]) -> None:
@@ -128,20 +114,6 @@ def _grouped(axes: Axes, groups: Mapping[str, Sequence[Measurement]]) -> None:
         drawn = axes.bar(places + 0.4 * number - 0.2, values, 0.38, label=label, color=(_OURS_TOO, _OURS)[number])
         axes.bar_label(drawn, fmt="%.3g", padding=2)
     axes.set_xticks(places, _T5_LAYOUTS)
-
-
-def _svg(draw: Callable[[Figure], None], inches: tuple[float, float]) -> str:
-    with mpl.rc_context():
-        mpl.rcdefaults()  # ignore the user's settings
-        mpl.rcParams.update(_STYLE)
-        figure = Figure(figsize=inches, layout="constrained")
-        draw(figure)
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata=_WITHOUT_METADATA)
-    rounded = _DECIMALS.sub(lambda number: f"{float(number[0]):.2f}", text.getvalue())
-    ids = {found: f"shape-{number}" for number, found in enumerate(dict.fromkeys(_HASHED_ID.findall(rounded)))}
-    named = _HASHED_ID.sub(lambda found: ids[found[0]], rounded)
-    return "\n".join(line.rstrip() for line in named.splitlines()) + "\n"
 
 
 PLOTS: Mapping[str, Callable[[], str]] = {"llamas": llamas, "planned-memory": planned_memory, "t5-layouts": t5_layouts}

@@ -48,6 +48,7 @@ def simulate(
         str, typer.Option(help="Seconds per step, such as 1.2, or by number of workers, such as 4=2.3,8=1.2.")
     ] = "",
     start_up: Annotated[str, typer.Option(help="Time from the start of a worker group to its first step.")] = "",
+    join: Annotated[str, typer.Option(help="Time from the arrival of a node until it can train.")] = "",
     restore: Annotated[str, typer.Option(help="Time to load a checkpoint.")] = "",
     stall: Annotated[str, typer.Option(help="Time for which a checkpoint blocks training.")] = "",
     commit: Annotated[str, typer.Option(help="Time until a checkpoint is durable.")] = "",
@@ -72,6 +73,7 @@ def simulate(
         times = read_timings(measured, times)
     given: dict[str, Any] = {
         "start_up": _seconds(start_up, "--start-up"),
+        "join": _seconds(join, "--join"),
         "restore": _seconds(restore, "--restore"),
         "stall": _seconds(stall, "--stall"),
         "commit": _seconds(commit, "--commit"),
@@ -79,6 +81,8 @@ def simulate(
         "head_loss": _seconds(head_loss, "--head-loss"),
     }
     times = replace(times, **{name: seconds for name, seconds in given.items() if seconds is not None})
+    if given["start_up"] is not None:
+        times = replace(times, first_start_up=None)
     worker_counts = _list(workers, "--workers", _count) or [base.workers]
     times = replace(times, step=_step_seconds(step_seconds, max(worker_counts)) or times.step)
     if not times.step:

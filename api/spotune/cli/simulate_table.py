@@ -62,6 +62,8 @@ def _assumptions(times: Timings) -> str:
     steps = ", ".join(f"{seconds:.3g} s with {workers}" for workers, seconds in sorted(times.step.items()))
     others = {
         "start-up": times.start_up,
+        "first start-up": times.start_up if times.first_start_up is None else times.first_start_up,
+        "start of a node": times.join,
         "restore": times.restore,
         "stall": times.stall,
         "commit": times.commit,

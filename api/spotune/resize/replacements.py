@@ -28,10 +28,15 @@ class ReplacementTimes:
 
     Args:
         replaced: seconds that earlier replacements took, from the ledger.
-        on_replaced: called with the seconds of each replacement.
+        on_replaced: called for each replacement with its seconds (None: it is not measured when its worker was lost),
+            and with those since its node appeared (None: it was ready when it was first counted).
     """
 
-    def __init__(self, replaced: Iterable[float] = (), on_replaced: Callable[[float], object] = lambda _: None) -> None:
+    def __init__(
+        self,
+        replaced: Iterable[float] = (),
+        on_replaced: Callable[[float | None, float | None], object] = lambda _seconds, _start_seconds: None,
+    ) -> None:
         self._seconds = list(replaced)
         self._start_seconds: list[float] = []
         self._on_replaced = on_replaced
@@ -89,12 +94,14 @@ class ReplacementTimes:
         return len(self._missing)
 
     def _record(self, worker: _MissingWorker, now: float) -> None:
-        if worker.since is None:
-            return
-        self._seconds.append(now - worker.since)
-        if worker.appeared is not None:
-            self._start_seconds.append(now - worker.appeared)
-        self._on_replaced(now - worker.since)
+        seconds = now - worker.since if worker.since is not None else None
+        start_seconds = now - worker.appeared if worker.appeared is not None else None
+        if seconds is not None:
+            self._seconds.append(seconds)
+        if start_seconds is not None:
+            self._start_seconds.append(start_seconds)
+        if seconds is not None or start_seconds is not None:
+            self._on_replaced(seconds, start_seconds)
 
 
 def _remaining(measured: Iterable[float], elapsed: float) -> tuple[float, ...]:

@@ -58,19 +58,28 @@ def timings_from_ledger(records: Sequence[Record], base: Timings) -> Timings:
     trained = [record for record in ended if record["steps"]]
     commits = [record for record in records if record["event"] == "committed"]
     failed = [record for record in trained if _part(record, Part.LOST)]
+    first = set(_first_generations(records))
+    start_ups = [
+        (record["generation"] in first, _part(record, Part.STARTUP) + started[record["generation"]]["planSeconds"])
+        for record in trained
+    ]
+    earlier = [seconds for is_first, seconds in start_ups if is_first]
+    later = [seconds for is_first, seconds in start_ups if not is_first]
     restored = [record for record in trained if started[record["generation"]].get("restoredFrom")]
     steps = sum(record["steps"] for record in trained)
-    plan_seconds = _median([record["planSeconds"] for record in started.values()], 0.0)
     return replace(
         base,
         step=_step_seconds(trained) or base.step,
         data_wait=_sum(trained, Part.DATA_WAIT) / steps if steps else base.data_wait,
-        start_up=_median([_part(record, Part.STARTUP) + plan_seconds for record in trained], base.start_up),
+        start_up=_median(later or earlier, base.start_up),
+        first_start_up=_median(earlier, base.start_up) if later and earlier else base.first_start_up,
         restore=_median([_part(record, Part.RESTORE) for record in restored], base.restore),
         stall=_mean([record["stallSeconds"] for record in commits], base.stall),
         commit=_median([record["seconds"] for record in commits], base.commit),
         detection=_median([_detection_seconds(record) for record in failed], base.detection),
         attempt=_median(list(_attempt_seconds(records)), base.attempt),
+        # A new node imports what those of the first group imported.
+        join=_median([record["startSeconds"] for record in records if "startSeconds" in record] or earlier, base.join),
         head_loss=_median(list(_head_loss_seconds(records)), base.head_loss),
     )
 
@@ -91,12 +100,24 @@ def _detection_seconds(record: Record) -> float:
     return max(0.0, _part(record, Part.LOST) - step / 2)
 
 
+def _first_generations(records: Iterable[Record]) -> Iterable[int]:
+    """The first generation of each driver."""
+    is_first = True
+    for record in records:
+        if record["event"] == "attempt-started":
+            is_first = True
+        elif record["event"] == "generation-started":
+            if is_first:
+                yield record["generation"]
+            is_first = False
+
+
 def _attempt_seconds(records: Sequence[Record]) -> Iterable[float]:
-    """Seconds from a driver's start to its first worker group, for drivers that did not have to wait for workers."""
+    """Seconds from a driver's start until it starts workers or waits for some, without planning."""
     events = [record for record in records if record["event"] in ("attempt-started", "waiting", "generation-started")]
     for before, after in pairwise(events):
-        if before["event"] == "attempt-started" and after["event"] == "generation-started":
-            yield max(0.0, after["time"] - before["time"] - after["planSeconds"])
+        if before["event"] == "attempt-started" and after["event"] != "attempt-started":
+            yield max(0.0, after["time"] - before["time"] - after.get("planSeconds", 0.0))
 
 
 def _head_loss_seconds(records: Sequence[Record]) -> Iterable[float]:

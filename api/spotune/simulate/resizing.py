@@ -29,8 +29,8 @@ class ResizeDecisions:
 
     def count_slots(self, supply: NodeSupply) -> None:
         """Count the slots, to measure how long replacements take."""
-        slots, desired = supply.workers, self._scenario.workers
-        self._replacements.observe(nodes=slots, ready=slots, desired=desired, now=supply.seconds)
+        staying, desired = supply.workers - supply.going, self._scenario.workers
+        self._replacements.observe(nodes=staying, ready=supply.slots, desired=desired, now=supply.seconds)
 
     def record_commit(self) -> None:
         """Record that there was a commit: from now on the durations count as measured."""
@@ -40,7 +40,7 @@ class ResizeDecisions:
         change = {"start": times.start_up, "restore": times.restore}
         self.measured = MeasuredTimes(step, times.commit, times.stall, change)
 
-    def on_notice(self, workers: int, slots: int, deadline: float, steps: float) -> LeaveDecision:
+    def on_notice(self, workers: int, slots: int, deadline: float, steps: float, now: float) -> LeaveDecision:
         """Decide what a group does before a node is lost.
 
         Args:
@@ -48,6 +48,7 @@ class ResizeDecisions:
             slots: Workers that have a slot after the loss.
             deadline: Seconds until the loss.
             steps: Number of steps until the last one.
+            now: Seconds since the start of the trace.
         """
         notice = Notice(
             workers=workers,
@@ -55,8 +56,7 @@ class ResizeDecisions:
             minimum=self._scenario.min_workers,
             deadline_seconds=deadline,
             steps=steps,
-            # A slot of the trace is lost at the deadline, so a replacement is expected as long after that.
-            arrivals=tuple(deadline + seconds for seconds in self._replacements.seconds),
+            arrivals=self._replacements.arrivals(max(1, workers - slots), now),
             regrow_seconds=self._scenario.resize_cooldown,
             steady_seconds=self._times.steady,
             patience_seconds=self._times.patience,

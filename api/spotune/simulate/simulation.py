@@ -18,6 +18,7 @@ from spotune.resize.leaving import Leave
 from spotune.resize.times import seconds_before_deadline
 from spotune.retry import backoff_seconds
 from spotune.simulate.commits import CommitSchedule, SavedState
+from spotune.simulate.readiness import with_readiness
 from spotune.simulate.resizing import ResizeDecisions
 from spotune.simulate.supply import NodeSupply, supply
 from spotune.simulate.terms import NEVER, Scenario, SimulationResult, Timings
@@ -40,7 +41,8 @@ def simulate(
         steps: Number of steps of the job; None: as many as fit into the trace.
         seed: Random seed for which nodes are lost: the head's or a worker's.
     """
-    moments = supply(trace, scenario.workers, scenario.capacity, scenario.head, scenario.on_demand_after, Random(seed))
+    nodes = supply(trace, scenario.workers, scenario.capacity, scenario.head, scenario.on_demand_after, Random(seed))
+    moments = with_readiness(nodes, scenario.notice, times.join)
     horizon = trace.seconds if steps is None else trace.seconds * _MAX_REPEATS
     run = _Simulation(moments, scenario, times, steps, horizon)
     run.run()
@@ -81,7 +83,7 @@ class _Simulation:
         self._worker_seconds = 0.0
         self._patience = times.patience
         self._enough = scenario.workers
-        self._left_for: NodeSupply | None = None
+        self._is_first = True
         self._resizing = ResizeDecisions(scenario, times)
         self._resizing.count_slots(self._current)
 
@@ -115,11 +117,6 @@ class _Simulation:
             self._current = self._upcoming.popleft()
             self._resizing.count_slots(self._current)
         self._accrue_node_seconds(until)
-
-    def _slots(self, moment: NodeSupply) -> int:
-        """Workers that a group can have, without those on a node that the last group has left."""
-        is_going = self._left_for is not None and moment.seconds < self._left_for.seconds
-        return moment.workers - (self._left_for.lost if self._left_for is not None and is_going else 0)
 
     def _accrue_node_seconds(self, until: float) -> None:
         seconds = until - self._now
@@ -160,7 +157,6 @@ class _Simulation:
             return
         assert loss is not None, "nothing else ends a worker group"
         if result is _Exit.LEFT:
-            self._left_for = loss
             self._count_failure()
             self._back_off()
         else:
@@ -172,8 +168,9 @@ class _Simulation:
         patience, self._patience = self._patience, self._times.patience
         enough, self._enough = self._enough, scenario.workers
         while True:
-            available = self._slots(self._current) if self._current.head else 0
-            timeout_at = began + patience
+            available = self._current.slots if self._current.head else 0
+            # A node that has joined will be ready soon.
+            timeout_at = began + (max(patience, self._times.patience) if self._current.joining else patience)
             if available >= enough or (available >= scenario.min_workers and self._now >= timeout_at):
                 return min(available, scenario.workers)
             coming = self._peek(0)
@@ -194,23 +191,32 @@ class _Simulation:
             before = moment.workers
         return None
 
+    def _next_notice(self, workers: int, until: float) -> float:
+        """When a loss of further workers of the group is announced; NEVER if that is not before ``until``."""
+        going = max(self._current.going, self._current.workers - workers)
+        announced = (moment.seconds for moment in self._future() if moment.seconds >= until or moment.going > going)
+        at = next(announced, NEVER)
+        return at if at < until else NEVER
+
     def _next_resize(self, workers: int, began: float, until: float) -> float:
         """The time at which the group stops to use more workers; NEVER if that is not before ``until``."""
         earliest = began + self._scenario.resize_cooldown
         if workers >= self._scenario.workers or earliest == NEVER:
             return NEVER
         steady = self._times.steady
-        more_since = self._now if self._slots(self._current) > workers else NEVER
+        more_since = self._now if self._current.slots > workers else NEVER
         for moment in self._future():
             if moment.seconds >= until or moment.seconds >= max(more_since + steady, earliest):
                 break
-            more_since = min(more_since, moment.seconds) if self._slots(moment) > workers else NEVER
+            more_since = min(more_since, moment.seconds) if moment.slots > workers else NEVER
         leaves = max(more_since + steady, earliest)
         return leaves if leaves < until - self._times.commit else NEVER
 
     def _start(self, until: float) -> bool:
         """Start up and restore; False if a worker is lost in the meantime."""
-        parts = [(Part.STARTUP, self._times.start_up)]
+        first = self._times.first_start_up if self._is_first else None
+        parts = [(Part.STARTUP, self._times.start_up if first is None else first)]
+        self._is_first = False
         if self._committed is not None:
             parts.append((Part.RESTORE, self._times.restore))
         for part, seconds in parts:
@@ -248,7 +254,7 @@ class _Simulation:
             begun = self._now
             if begun >= notice_at:
                 assert loss is not None, "a notice is for a loss"
-                notice_at, leave_at = NEVER, self._leave_at(workers, loss)
+                notice_at, leave_at = self._next_notice(workers, until), self._leave_at(workers, loss)
                 if leave_at <= begun:
                     continue  # the commit after the next step is the last one
             self._spend_until(Part.CHECKPOINT_STALL, min(begun + self._times.stall, until))
@@ -278,9 +284,8 @@ class _Simulation:
         """
         if loss.head_lost:
             return NEVER
-        slots = max(0, min(workers, self._current.workers - loss.lost))
-        deadline = loss.seconds - self._now
-        decision = self._resizing.on_notice(workers, slots, deadline, self._steps_left())
+        slots, deadline = min(workers, self._current.slots), loss.seconds - self._now
+        decision = self._resizing.on_notice(workers, slots, deadline, self._steps_left(), self._now)
         if decision.choice is not Leave.DEFAULT:
             self._patience, self._enough = decision.patience_seconds, workers
             after = decision.leave_after_seconds
@@ -291,7 +296,7 @@ class _Simulation:
 
     def _grows(self, workers: int) -> bool:
         """Whether a group leaves for a larger one now."""
-        slots = min(self._slots(self._current), self._scenario.workers)
+        slots = min(self._current.slots, self._scenario.workers)
         return self._resizing.grows(workers, slots, self._steps_left(), self._now)
 
     def _recheck_at(self, workers: int, began: float, until: float) -> float:
@@ -347,6 +352,7 @@ class _Simulation:
             while not self._current.head:
                 coming = self._peek(0)
                 self._spend_until(Part.WAITING, coming.seconds if coming is not None else NEVER)
+            self._is_first = True
             self._spend(Part.STARTUP, self._times.attempt)
             return
         self._spend(Part.LOST, self._times.detection)

@@ -29,6 +29,8 @@ class NodeSupply:
         lost: Number of workers lost at this point.
         head: Whether there is a node for the head.
         head_lost: Whether the head was lost at this point.
+        joining: Workers on nodes that have joined but cannot train yet.
+        going: Workers on nodes that were announced to be lost.
     """
 
     seconds: float
@@ -37,11 +39,18 @@ class NodeSupply:
     lost: int = 0
     head: bool = True
     head_lost: bool = False
+    joining: int = 0
+    going: int = 0
 
     @property
     def workers(self) -> int:
         """Total number of workers."""
         return self.spot + self.on_demand
+
+    @property
+    def slots(self) -> int:
+        """Workers that the next worker group can have."""
+        return self.workers - self.joining - self.going
 
 
 def supply(

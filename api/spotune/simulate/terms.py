@@ -23,11 +23,15 @@ class Timings:
         step: One step, by number of workers. Other numbers scale inversely from the nearest one.
         data_wait: Additional wait for samples per step.
         start_up: From the start of a worker group to its first step, without restoring.
+        first_start_up: The same for the first group of a driver, whose nodes still import modules; None: as long as for
+            any other group.
         restore: Loading a checkpoint.
         stall: Time for which a commit blocks training.
         commit: From the start of a commit until it is durable.
         detection: From the loss of a worker to the end of its group.
         attempt: From the start of a driver until it can start workers.
+        join: From the arrival of a node until it can train. For nodes that are there when a driver starts it is a part
+            of `attempt` and `first_start_up`.
         head_loss: From the loss of a head until a new head starts a driver, without the wait for its node.
         patience: Time that a driver waits for all workers before it starts with fewer.
         steady: Time that additional nodes must be available before a worker group is resized.
@@ -48,6 +52,8 @@ class Timings:
     steady: float = 10.0
     backoff: float = 5.0
     longest_backoff: float = 300.0
+    first_start_up: float | None = None
+    join: float = 0.0
 
     def step_seconds(self, workers: int) -> float:
         """Seconds per step with the given number of workers."""

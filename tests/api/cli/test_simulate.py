@@ -109,6 +109,20 @@ def test_measured_timings_replace_assumed_ones(simulator: Simulator) -> None:
     assert (times["step"], times["start_up"], times["attempt"], times["stall"]) == ({"2": 2.0}, 15.0, 5.0, 0.5)
 
 
+def test_given_start_up_is_that_of_every_group(simulator: Simulator) -> None:
+    events: list[dict[str, Any]] = [{"event": "attempt-started", "time": 0.0, "attempt": 1}]
+    for generation, startup in ((1, 14.0), (2, 3.0)):
+        common = {"time": 6.0, "generation": generation}
+        events.append({"event": "generation-started", "planSeconds": 1.0, "restoredFrom": None, **common})
+        parts = {"startup": startup, "productive": 80.0}
+        events.append({"event": "generation-ended", "worldSize": 2, "steps": 40, "parts": parts, **common})
+    (simulator.folder / "ledger.jsonl").write_text("\n".join(json.dumps(event) for event in events))
+    measured = simulator.json("--measured", str(simulator.folder))["times"]
+    assert (measured["first_start_up"], measured["start_up"]) == (15.0, 4.0)
+    given = simulator.json("--measured", str(simulator.folder), "--start-up", "8s", "--join", "5s")["times"]
+    assert (given["first_start_up"], given["start_up"], given["join"]) == (None, 8.0, 5.0)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

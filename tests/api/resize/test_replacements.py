@@ -57,12 +57,20 @@ def test_workers_that_are_no_longer_desired_are_not_measured() -> None:
 
 
 def test_each_replacement_is_reported_once() -> None:
-    reported: list[float] = []
-    replacements = ReplacementTimes([70.0], reported.append)
-    for now, ready in ((0, 2), (5, 1), (25, 2), (30, 2)):
-        replacements.observe(nodes=ready, ready=ready, desired=2, now=now)
-    assert reported == [20]
-    assert replacements.seconds == (70.0, 20)
+    reported: list[tuple[float | None, float | None]] = []
+    replacements = ReplacementTimes([70.0], lambda *seconds: reported.append(seconds))
+    for now, nodes, ready in ((0, 2, 2), (5, 1, 1), (25, 2, 2), (30, 2, 2), (40, 1, 1), (50, 2, 1), (56, 2, 2)):
+        replacements.observe(nodes=nodes, ready=ready, desired=2, now=now)
+    assert reported == [(20, None), (16, 6)]
+    assert replacements.seconds == (70.0, 20, 16)
+
+
+def test_start_of_a_node_is_measured_whenever_its_worker_was_lost() -> None:
+    reported: list[tuple[float | None, float | None]] = []
+    replacements = ReplacementTimes([], lambda *seconds: reported.append(seconds))
+    for now, nodes, ready in ((0, 1, 1), (5, 2, 1), (12, 2, 2)):
+        replacements.observe(nodes=nodes, ready=ready, desired=2, now=now)
+    assert (reported, replacements.seconds) == ([(None, 7)], ())
 
 
 def test_nothing_is_expected_before_the_first_replacement() -> None:

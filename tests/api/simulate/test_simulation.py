@@ -118,6 +118,38 @@ def test_next_group_waits_for_as_many_workers_as_the_last_one_had_and_no_more() 
     assert waiting == pytest.approx(30 + 30 + (1580 - left), abs=3)
 
 
+def test_next_group_starts_without_a_node_whose_loss_is_announced_meanwhile() -> None:
+    """The second notice comes before the group leaves for the first. So the next group outlives the second loss."""
+    trace = Trace(((0.0, 4), (300.0, 3), (400.0, 2)), 1000.0)
+    outcome = simulate(trace, replace(CHOICE, min_workers=2, notice=120.0), TIMES)
+    assert (outcome.steps_lost, outcome.restarts) == (0, 1)
+    assert simulate(trace, replace(CHOICE, min_workers=2, notice=60.0), TIMES).restarts == 2
+
+
+def test_group_grows_once_a_new_node_can_train() -> None:
+    trace = Trace(((0.0, 3), (300.0, 4)), 1000.0)
+    scenario = replace(CHOICE, min_workers=2, resize_cooldown=0.0)
+
+    def spot_steps(join: float) -> int:
+        return simulate(trace, scenario, replace(TIMES, step={3: 4.0, 4: 1.0}, join=join)).steps
+
+    assert spot_steps(join=0.0) - spot_steps(join=60.0) == pytest.approx(60 / 1.0 - 60 / 4.0, abs=4)
+
+
+def test_driver_without_patience_waits_for_a_node_that_has_joined() -> None:
+    """After the second notice the driver would not wait. But the replacement of the first node has just joined."""
+    trace = Trace(((0.0, 4), (200.0, 3), (205.0, 4)), 600.0)
+    scenario = replace(CHOICE, min_workers=2, notice=30.0)
+    assert simulate(trace, scenario, replace(TIMES, patience=5.0, join=20.0)).restarts == 1
+
+
+def test_first_group_of_a_driver_starts_more_slowly() -> None:
+    trace = Trace(((0.0, 4), (200.0, 3), (210.0, 4)), 1000.0)
+    plain = simulate(trace, CHOICE, TIMES, steps=250)
+    slow = simulate(trace, CHOICE, replace(TIMES, first_start_up=50.0), steps=250)
+    assert slow.spent[Part.STARTUP] - plain.spent[Part.STARTUP] == 30.0, "once, not at the second start"
+
+
 def test_postponed_resize_waits_for_one_more_node() -> None:
     """The first loss shows how long replacements take. Of two nodes lost later, one comes 30 s after the other."""
     later = [(1500.0, 2), (1570.0, 3), (1600.0, 4)]
@@ -292,12 +324,16 @@ def test_timings_of_a_run_come_from_its_ledger() -> None:
         {"event": "committed", "time": 240.0, "seconds": 5.0, "stallSeconds": 0.75},
         {"event": "attempt-ended", "time": 300.0, "exitCode": None, "lastSeen": 260.0},
         {"event": "attempt-started", "time": 310.0},
-        {"event": "waiting", "time": 311.0},
+        {"event": "waiting", "time": 313.0},
+        {"event": "replaced", "time": 318.0, "seconds": 50.0, "startSeconds": 6.0},
         ended(2, 1, 10, productive=40.0, dataWait=1.0, startup=22.0, restore=3.0),
     ]
     found = timings_from_ledger(records, TIMES)
     assert found.step == {1: 4.0, 2: 2.0}
-    assert (found.data_wait, found.start_up, found.restore) == (0.1, 22.0, 3.0)
+    assert (found.data_wait, found.restore, found.join) == (0.1, 3.0, 6.0)
+    assert (found.first_start_up, found.start_up) == (21.0, 23.0)
     assert (found.stall, found.commit, found.detection) == (0.5, 4.0, 1.5)
-    assert (found.attempt, found.head_loss, found.patience) == (7.0, 50.0, TIMES.patience)
+    assert (found.attempt, found.head_loss, found.patience) == (5.0, 50.0, TIMES.patience)
     assert timings_from_ledger([], TIMES) == TIMES
+    without_new_nodes = [record for record in records if record["event"] != "replaced"]
+    assert timings_from_ledger(without_new_nodes, TIMES).join == found.first_start_up

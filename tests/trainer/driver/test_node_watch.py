@@ -39,7 +39,8 @@ class SimulatedAgents:
     def ensure(self, gpus: bool) -> Slots:
         assert not gpus
         slots = len(set(self.cluster.nodes) - self.cluster.draining.keys())
-        return Slots(slots, slots - self.cluster.starting)
+        ready = slots - self.cluster.starting
+        return Slots(slots, ready, ready - self.cluster.importing)
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Cluster:
     nodes: list[str] = field(default_factory=lambda: ["a", "b"])
     draining: dict[str, float] = field(default_factory=dict)
     starting: int = 0
+    importing: int = 0
     replaced: list[float] = field(default_factory=list)
     desired: int = 4
     now: float = 0.0
@@ -325,6 +327,17 @@ def test_replacement_is_measured_from_the_notice_until_its_slot_is_ready(cluster
     cluster.starting = 0
     check_for(watch, cluster, 1)
     assert watch._resizing.replacements.seconds == (25.0,)
+
+
+def test_group_trains_on_while_a_new_node_imports_modules(cluster: Cluster) -> None:
+    """The whole group would wait for the imports."""
+    watch = cluster.watch()
+    cluster.nodes, cluster.importing = ["a", "b", "c"], 1
+    check_for(watch, cluster, 200)
+    assert watch.yield_reason is None
+    cluster.importing = 0
+    check_for(watch, cluster, 20)
+    assert watch.yield_reason == "there are slots for 3 workers, 2 train"
 
 
 def test_group_does_not_grow_for_the_last_steps(cluster: Cluster) -> None:

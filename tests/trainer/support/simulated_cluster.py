@@ -45,7 +45,7 @@ class SimulatedAgents:
     def ensure(self, gpus: bool) -> Slots:
         assert not gpus
         slots = len({f"n{number}" for number in range(self.cluster.slots)} - self.cluster.draining.keys())
-        return Slots(slots, min(slots, self.cluster.ready))
+        return Slots(slots, min(slots, self.cluster.ready), min(slots, self.cluster.ready))
 
     def occupied(self) -> set[str]:
         return {f"n{rank}" for rank in range(self.cluster.sizes[-1])} if self.cluster.sizes else set()

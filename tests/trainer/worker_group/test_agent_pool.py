@@ -53,6 +53,17 @@ def test_consecutive_groups_train_with_the_same_agent(cluster: Cluster) -> None:
         assert cluster.agent() == agent
 
 
+def test_slots_of_a_node_count_as_imported_once_its_fork_server_has_imported(cluster: Cluster) -> None:
+    found = [cluster.agents.ensure(gpus=False)]
+
+    def has_imported() -> bool:
+        found.append(cluster.agents.ensure(gpus=False))
+        return found[-1].imported == SLOTS
+
+    until(has_imported)
+    assert all(slots.imported <= slots.ready <= slots.nodes == SLOTS for slots in found)
+
+
 def test_killed_rank_is_reported_lost_and_the_other_ranks_are_killed(cluster: Cluster) -> None:
     group = cluster.start()
     agent = cluster.agent()
@@ -248,12 +259,12 @@ def test_draining_node_keeps_its_agent_until_its_group_has_exited(cluster: Clust
     group = cluster.start()
     (node,) = cluster.agents.occupied()
     cluster.draining = {node: 0.0}
-    assert cluster.agents.ensure(gpus=False) == Slots(0, 0)
+    assert cluster.agents.ensure(gpus=False) == Slots(0, 0, 0)
     assert len(cluster.ranks()) == 2
     kill(cluster.ranks()["spotune-rank-1"])
     group.result()
     assert cluster.agents.occupied() == set()
-    assert cluster.agents.ensure(gpus=False) == Slots(0, 0)
+    assert cluster.agents.ensure(gpus=False) == Slots(0, 0, 0)
     until(lambda: not cluster.named("ray::NodeAgent"))
     cluster.draining = {}
     cluster.ensure()

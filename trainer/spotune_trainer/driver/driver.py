@@ -184,7 +184,7 @@ class Driver:
             minimum, desired = self._minimum(), workers.world_size
             reason = " for the memory of the model" if minimum > workers.min_world_size else ""
             slots = self.dependencies.agents.ensure(workers.gpus > 0)
-            self._replacements.observe(nodes=slots.nodes, ready=slots.ready, desired=desired, now=clock())
+            self._replacements.observe(nodes=slots.nodes, ready=slots.imported, desired=desired, now=clock())
             waited, patience = clock() - started, self._patience_seconds
             if slots.nodes > slots.ready:  # a node has joined, and will be ready soon
                 patience = max(patience, DEFAULT_PATIENCE_SECONDS)

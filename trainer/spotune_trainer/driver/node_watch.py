@@ -113,7 +113,7 @@ class NodeWatch:
 
     def _grow(self, slots: Slots, workers: WorkersSpec) -> None:
         """Yield to a larger group if it pays, its slots have existed for a while, and the cooldown has passed."""
-        size, now = min(slots.ready, workers.world_size), self._clock()
+        size, now = min(slots.imported, workers.world_size), self._clock()
         if size <= self.world_size:
             self._slots_since = None
             return

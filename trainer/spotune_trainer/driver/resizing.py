@@ -43,10 +43,14 @@ class RunningGroup:
 
 
 def replacement_times(ledger: Ledger) -> ReplacementTimes:
-    """How long replacements took so far; further ones are recorded in the ledger."""
+    """How long replacements took so far; further ones, and the starts of other nodes, are recorded in the ledger."""
 
-    def record(seconds: float) -> None:
-        ledger.append("replaced", seconds=round(seconds, 3))
+    def record(seconds: float | None, start_seconds: float | None) -> None:
+        started = {} if start_seconds is None else {"startSeconds": round(start_seconds, 3)}
+        if seconds is None:
+            ledger.append("joined", **started)
+        else:
+            ledger.append("replaced", seconds=round(seconds, 3), **started)
 
     return ReplacementTimes(ledger.replacement_seconds(), record)
 
@@ -67,7 +71,7 @@ class Resizing:
 
     def observe(self, slots: Slots, workers: WorkersSpec, now: float) -> None:
         """Count the slots, to measure how long replacements take."""
-        self.replacements.observe(nodes=slots.nodes, ready=slots.ready, desired=workers.world_size, now=now)
+        self.replacements.observe(nodes=slots.nodes, ready=slots.imported, desired=workers.world_size, now=now)
 
     def on_notice(
         self, slots: Slots, seconds: float | None, workers: WorkersSpec, now: float
@@ -109,7 +113,7 @@ class Resizing:
     def on_more_slots(self, slots: Slots, workers: WorkersSpec, now: float) -> tuple[GrowDecision, dict[str, Any]]:
         """Decide whether to leave for a larger group; returns the decision, and its values for the ledger."""
         group, times = self.group, self._times()
-        possible = min(slots.ready, workers.world_size)
+        possible = min(slots.imported, workers.world_size)
         more = MoreSlots(
             workers=group.world_size,
             slots=possible,
@@ -122,7 +126,7 @@ class Resizing:
         decision = decide_growing(more, times)
         values = {
             **self._values(decision, times, more.steps),
-            "slots": slots.ready,
+            "slots": slots.imported,
             "arrivalSeconds": [round(arrival, 1) for arrival in more.arrivals],
             "commitWithinSeconds": round(decision.commit_within_seconds, 3),
         }

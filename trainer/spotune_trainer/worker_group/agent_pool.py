@@ -65,7 +65,7 @@ def draining_nodes() -> dict[str, float]:
 
 @dataclass
 class _Agent:
-    """One agent, and the references of the two calls that show its state (see `AgentPool`).
+    """One agent, and the references of the three calls that show its state (see `AgentPool`).
 
     Attributes:
         node: Ray's id of its node.
@@ -73,6 +73,7 @@ class _Agent:
         gpus: whether they train on GPUs.
         handle: of the actor.
         info_ref: result of `NodeAgent.info()`; resolves once the actor has started.
+        imported_ref: result of `NodeAgent.import_modules()`; resolves once a rank starts there without imports.
         death_ref: result of `NodeAgent.block_forever()`; resolves, with an error, once the actor is dead.
         placements: of the ranks of the running group; empty if it runs none.
     """
@@ -82,11 +83,15 @@ class _Agent:
     gpus: bool
     handle: Any
     info_ref: Any
+    imported_ref: Any
     death_ref: Any
     placements: list[RankPlacement] = field(default_factory=list)
 
     def is_ready(self) -> bool:
         return bool(ray.wait([self.info_ref], timeout=0)[0])
+
+    def has_imported(self) -> bool:
+        return bool(ray.wait([self.imported_ref], timeout=0)[0])
 
     def is_dead(self) -> bool:
         return bool(ray.wait([self.death_ref], timeout=0)[0])
@@ -99,10 +104,11 @@ class _Agent:
 class AgentPool:
     """Keeps one agent on each node that is not draining, so that a rank can be forked there at any time.
 
-    The Ray references of three calls serve as events, which the pool polls with `ray.wait`:
+    The Ray references of four calls serve as events, which the pool polls with `ray.wait`:
 
         pool                                   NodeAgent (actor)
           | -- info() ---------------------------> |   info_ref resolves: started, imports are under way
+          | -- import_modules() -----------------> |   imported_ref resolves: a rank starts without imports
           | -- block_forever() ------------------> |   death_ref resolves with an error: actor or node is dead
           | -- run_ranks(task, placements, ...) -> |   one call for each group; resolves with its RankResults,
           |                                        |   or with an error if the agent dies meanwhile
@@ -136,7 +142,7 @@ class AgentPool:
         """Start missing agents, and remove dead ones and idle ones on nodes that are draining or have changed.
 
         Returns:
-            Slots of all nodes that are not draining, and of those whose agent is ready.
+            Slots of all nodes that are not draining, of those whose agent is ready, and that has imported modules.
         """
         with self._lock:
             slots_of = slots_by_node(self._nodes(), gpus)
@@ -150,8 +156,9 @@ class AgentPool:
             for node, slots in slots_of.items():
                 if node not in self._agents and time.monotonic() >= self._not_before.get(node, 0.0):
                     self._agents[node] = _start(node, slots, gpus, self._secret)
-            ready = [agent.slots for agent in self._agents.values() if agent.node in slots_of and agent.is_ready()]
-            return Slots(sum(slots_of.values()), sum(ready))
+            ready = [agent for agent in self._agents.values() if agent.node in slots_of and agent.is_ready()]
+            imported = sum(agent.slots for agent in ready if agent.has_imported())
+            return Slots(sum(slots_of.values()), sum(agent.slots for agent in ready), imported)
 
     def draining(self) -> Mapping[str, float]:
         """Draining nodes, each with its deadline in seconds since the epoch (0: no deadline)."""
@@ -311,4 +318,5 @@ def _start(node: str, slots: int, gpus: bool, secret: bytes) -> _Agent:
         max_concurrency=_CALLS_AT_ONCE,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     ).remote(gpus, secret)
-    return _Agent(node, slots, gpus, handle, info_ref=handle.info.remote(), death_ref=handle.block_forever.remote())
+    info, imported, death = handle.info.remote(), handle.import_modules.remote(), handle.block_forever.remote()
+    return _Agent(node, slots, gpus, handle, info_ref=info, imported_ref=imported, death_ref=death)

@@ -102,6 +102,12 @@ class NodeAgent:
         peer = self._server.address if self._server is not None else None
         return NodeInfo(ray.util.get_node_ip_address(), machine_memory_bytes(), peer)
 
+    def import_modules(self) -> None:
+        """Returns once a new rank need not wait for the imports of the fork server."""
+        process = _FORKING.Process(target=_do_nothing)
+        process.start()
+        process.join()
+
     def gpu_memory_bytes(self) -> int:
         """Memory of the node's first GPU. A separate process reads it, so that the agent itself uses no GPU memory."""
         receiver, sender = _FORKING.Pipe(duplex=False)
@@ -316,6 +322,10 @@ class _Rank:
 def _sends(task: WorkerTask, others: OtherNodes) -> bool:
     """Whether nodes copy their commits in this generation."""
     return others.next is not None and task.memory_copies > 0 and task.peer_copy_rate > 0
+
+
+def _do_nothing() -> None:
+    """What a process does that only waits for the imports of the fork server."""
 
 
 def _send_gpu_memory(sender: Connection) -> None:

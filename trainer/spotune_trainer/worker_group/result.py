@@ -74,10 +74,12 @@ class Slots:
     Attributes:
         nodes: slots of nodes that are alive and not draining.
         ready: of these, slots of nodes whose agent is ready.
+        imported: of these, slots of nodes on which ranks start without importing modules first.
     """
 
     nodes: int
     ready: int
+    imported: int
 
 
 class NodeAgents(Protocol):

@@ -46,6 +46,7 @@ from spotune_trainer.observability.logs.event_messages import event_message
             {"event": "growth-postponed", "reason": "there are slots for 3 workers, 2 train", "why": "keeping is best"},
             "there are slots for 3 workers, 2 train: keeping is best",
         ),
+        ({"event": "joined", "startSeconds": 7.9}, "a new node can train 8 s after it joined"),
         ({"event": "replaced", "seconds": 61.7}, "a lost worker was replaced after 62 s"),
         ({"event": "restored", "step": 9}, None),
         (

@@ -94,6 +94,7 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "exported": _exported,
     "leaving": _leaving,
     "growth-postponed": lambda event: f"{event['reason']}: {event['why']}",
+    "joined": lambda event: f"a new node can train {event['startSeconds']:.0f} s after it joined",
     "replaced": lambda event: f"a lost worker was replaced after {event['seconds']:.0f} s",
     "superseded": lambda _: "a later generation of this job is running",
     "job-changed": lambda event: f"the job changed: {', '.join(event['fields'])}",
