@@ -28,6 +28,7 @@ from spotune_trainer.checkpoint.generations import (
 )
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
+from spotune_trainer.driver.adoption import Adoption
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
@@ -41,6 +42,7 @@ from spotune_trainer.export.hub import upload_checkpoints, upload_export
 from spotune_trainer.job_directory.job import has_commits, job_of, training_length
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
+from spotune_trainer.job_directory.notice import is_stop_requested
 from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.goodput_ledger import (
@@ -53,6 +55,7 @@ from spotune_trainer.training.task import WorkerTask
 from spotune_trainer.worker_group.result import (
     CorruptCheckpoint,
     Failed,
+    FoundGroup,
     GroupResult,
     Stopped,
     Superseded,
@@ -117,7 +120,8 @@ class Driver:
         """
         with self.status:
             try:
-                record_lost_generations(self.ledger, self.directory)
+                left = self._find_left_group()
+                record_lost_generations(self.ledger, self.directory, left.task.generation if left else None)
                 # Fail early if a metric or a task cannot be loaded: before data preparation and the wait for workers.
                 evaluation = self.job.spec.training.evaluation
                 build_metrics(evaluation)
@@ -125,8 +129,9 @@ class Driver:
                     check_tasks(evaluation.harness, evaluation.best)
                 with upload_checkpoints(self.job, self.directory):
                     self._prepare()
-                    while not self._run_generation():
-                        pass
+                    trained = left is not None and self._finish_left_group(left)
+                    while not trained:
+                        trained = self._run_generation()
             except SpotuneError as error:
                 self.status.update(Phase.FAILED if isinstance(error, JobError) else None, message=str(error))
                 raise
@@ -152,8 +157,31 @@ class Driver:
             world_size = self._wait_for_workers()
         self.status.record_startup("plan", plan_seconds)
         task = self._claim(choice.checkpoint, plan, world_size, plan_seconds)
+        agents = self.dependencies.agents
+        return self._finish_group(task, plan, world_size, lambda: agents.run_group(task, world_size))
+
+    def _find_left_group(self) -> FoundGroup | None:
+        """The worker group that an earlier driver of the job has left running, if there is one that can go on."""
+        dependencies = self.dependencies
+        adoption = Adoption(self.directory, self.ledger, dependencies.agents, self.status)
+        return adoption.find(self.job.spec.workers, self._raise_if_stopped, dependencies.sleep)
+
+    def _finish_left_group(self, group: FoundGroup) -> bool:
+        """Wait for the worker group of an earlier driver, and handle its result. Returns True once it is trained."""
+        task, plan = group.task, RunPlan.from_json(group.task.plan)
+        self._claimed_generation, self._planned_minimum = task.generation, plan.min_world_size
+
+        def run() -> GroupResult:
+            result = self.dependencies.agents.adopt_group(group)
+            # A request to stop that has been withdrawn meanwhile: the group has left, and another one goes on.
+            return Yielded() if isinstance(result, Stopped) and not is_stop_requested(self.directory) else result
+
+        return self._finish_group(task, plan, group.world_size, run)
+
+    def _finish_group(self, task: WorkerTask, plan: RunPlan, world_size: int, run: Callable[[], GroupResult]) -> bool:
+        """Watch over a worker group until `run` returns, and handle its result. Returns True once it is trained."""
         with self._watch_nodes(task, world_size) as watch:
-            result = self.dependencies.agents.run_group(task, world_size)
+            result = run()
         self.status.finish_generation()
         failed = isinstance(result, Failed | CorruptCheckpoint | Superseded)
         record_generation_ended(self.ledger, self.directory, task.generation, time.time(), failed=failed)
@@ -381,8 +409,7 @@ class Driver:
 
     def _raise_if_stopped(self) -> None:
         """Raise StoppedError if a notice asks the run to stop. Only while no group runs: there is nothing to commit."""
-        notice = files.read_json(self.directory.notice)
-        if notice is not None and notice["stop"]:
+        if is_stop_requested(self.directory):
             raise StoppedError(
                 "stopped on request while waiting for workers; the same command resumes from the last commit"
             )
