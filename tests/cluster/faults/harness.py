@@ -68,19 +68,20 @@ class FaultHarness:
         self.job.kubectl("delete", "pods", *names, "--wait=false", *options)
 
     @contextmanager
-    def expect_recovery(self, *causes: str, lost_workers: int = 0) -> Iterator[InjectedFault]:
+    def expect_recovery(self, *causes: str, lost_workers: int = 0, continues: bool = False) -> Iterator[InjectedFault]:
         """Wait until the job has committed; the block injects a fault; then check that training recovers.
 
         With causes, a new worker group must make new steps, and the status must count at least one restart, all under
-        these causes. Without causes, the running group must continue and no restart is counted. In both cases the
-        status must become Ready, and all worker pods except `lost_workers` must be kept.
+        these causes. Without causes, the running group must continue and no restart is counted. With causes and
+        `continues`, the group must continue without a lost step, and what is counted is the loss of the head. In all
+        cases the status must become Ready, and all worker pods except `lost_workers` must be kept.
         """
         before = self._wait_for_baseline()
         uids = self.job.worker_uids()
         assert len(uids) == self.job.workers
-        injected = InjectedFault(time.time(), interrupts=bool(causes))
+        injected = InjectedFault(time.time(), interrupts=bool(causes) and not continues)
         yield injected
-        self._wait_for_new_steps(before, interrupted=bool(causes))
+        self._wait_for_new_steps(before, interrupted=injected.interrupts)
         kept = uids & self.job.worker_uids()  # now, because a short job may end before the status reports the new steps
         reported = self._wait_until_reported(before, causes)
         injected.restarts = _counted(before, reported)
@@ -88,6 +89,9 @@ class FaultHarness:
             f"counted {injected.restarts}, which was {causes or 'no restart'}"
         )
         assert bool(injected.restarts) == bool(causes)
+        if continues:
+            now = self.job.progress()
+            assert (now["generation"], now["stepsLost"]) == (before["generation"], before["stepsLost"])
         assert len(kept) == len(uids) - lost_workers, (
             f"{len(uids) - len(kept)} worker pods were replaced, in place of {lost_workers}"
         )

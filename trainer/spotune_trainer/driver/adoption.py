@@ -15,8 +15,9 @@ from spotune_trainer.checkpoint.generations import latest_generation
 from spotune_trainer.driver.status_publisher import StatusPublisher
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
+from spotune_trainer.job_directory.notice import is_stop_requested, raise_if_stopped
 from spotune_trainer.job_directory.status import Phase
-from spotune_trainer.worker_group.result import FoundGroup, WorkerGroupRunner
+from spotune_trainer.worker_group.result import FoundGroup, GroupResult, Stopped, WorkerGroupRunner, Yielded
 
 logger = logging.getLogger("spotune.driver")
 
@@ -44,15 +45,15 @@ class Adoption:
         self._status = status
         self._is_shown = False
 
-    def find(
-        self, workers: WorkersSpec, raise_if_stopped: Callable[[], None], sleep: Callable[[float], None]
-    ) -> FoundGroup | None:
+    def find(self, workers: WorkersSpec, sleep: Callable[[float], None]) -> FoundGroup | None:
         """The group of the newest generation, once all of its ranks are found; None if it has ended or cannot go on.
 
         Args:
             workers: of the job.
-            raise_if_stopped: called while it waits.
             sleep: waits for a number of seconds.
+
+        Raises:
+            StoppedError: a notice asks the run to stop.
         """
         generation = self._left_generation()
         if generation is None:
@@ -73,13 +74,20 @@ class Adoption:
             elif not self._is_shown:
                 message = f"looking for the workers of generation {generation}, which may still train"
                 self._status.update(Phase.WAITING_FOR_WORKERS, message=message)
-            raise_if_stopped()
+            raise_if_stopped(self._directory)
             sleep(_POLL_SECONDS)
             waited += _POLL_SECONDS
         if self._is_shown:
             self._status.finish_generation()
         self._agents.end_ranks()
         return None
+
+    def result(self, group: FoundGroup) -> GroupResult:
+        """Wait for the end of the group that was found."""
+        result = self._agents.adopt_group(group)
+        if isinstance(result, Stopped) and not is_stop_requested(self._directory):
+            return Yielded()  # the request was withdrawn, and another group goes on
+        return result
 
     def _left_generation(self) -> int | None:
         """The newest generation, if its end was not recorded and it is one of this ledger."""

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedError, SupersededError
 from spotune.job import RetrySpec
-from spotune.retry import Failure, FailureCause
+from spotune.retry import Failure
 from spotune_trainer import files
 from spotune_trainer.job_directory.job import has_finished
 from spotune_trainer.job_directory.layout import JobDirectory

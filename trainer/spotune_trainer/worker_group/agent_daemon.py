@@ -42,7 +42,7 @@ _CHECK_SECONDS = 1.0
 _BACKLOG = 64
 _PR_SET_NAME = 15
 _METHODS = frozenset(
-    {"info", "gpu_memory_bytes", "free_port", "group", "run_ranks", "wait_for_ranks", "end_ranks", "abort"}
+    {"info", "gpu_memory_bytes", "free_port", "group", "run_ranks", "wait_for_ranks", "end_ranks", "abort", "leave"}
 )
 
 
@@ -88,7 +88,6 @@ class AgentDaemon:
         self._attached: Connection | None = None
         self._driver = ""
         self._without_driver_since = clock()
-        self._asked_to_leave = False
 
     def run(self) -> None:
         """Serve until nobody needs the agent, then exit."""
@@ -117,14 +116,12 @@ class AgentDaemon:
 
     def _check_ranks(self, group: Any, alone: float | None) -> None:
         from spotune_trainer.checkpoint.generations import is_superseded
-        from spotune_trainer.job_directory.notice import write_notice
 
         task = group.task
         if is_superseded(task.job_directory, task.generation):
             self._agent.end_ranks()
-        elif alone is not None and alone > ORPHAN_SECONDS and not self._asked_to_leave:
-            self._asked_to_leave = True
-            write_notice(task.logs.notice, seconds=None, reason=f"no driver for {alone:.0f} s", leave=True)
+        elif alone is not None and alone > ORPHAN_SECONDS:
+            self._agent.leave(None, f"the worker group has been without a driver for {alone:.0f} s")
 
     def _accept(self, listener: Listener) -> None:
         while True:
@@ -172,7 +169,6 @@ class AgentDaemon:
                 if self._attached is not None:
                     _disconnect(self._attached)
                 self._attached, self._driver = connection, driver
-                self._asked_to_leave = False
                 self._agent.set_driver(driver, secret)
         connection.send((None, accepted))
         try:

@@ -82,6 +82,8 @@ def call(path: Path, method: str, *args: Any, **kwargs: Any) -> Any:
     Args:
         path: its socket.
         method: of `NodeAgent`, or one of this module's constants.
+        *args: of the method.
+        **kwargs: of the method.
 
     Raises:
         AgentGoneError: it has ended, also if it ends meanwhile.

@@ -12,29 +12,26 @@ import secrets
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private.state import state as ray_state
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from spotune.errors import InfrastructureError
 from spotune.retry import FailureCause
-from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
 from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.node_agent import (
     GRACE_SECONDS,
     GRACE_SECONDS_OF_KEPT,
-    NodeGroup,
-    NodeInfo,
-    OtherNodes,
 )
 from spotune_trainer.worker_group.node_proxy import NodeProxy
+from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, others_of
+from spotune_trainer.worker_group.ray_nodes import draining_nodes, slots_by_node
 from spotune_trainer.worker_group.result import (
     Failed,
     FoundGroup,
@@ -44,19 +41,6 @@ from spotune_trainer.worker_group.result import (
     classify_exit,
     found_group,
 )
-
-
-def slots_by_node(nodes: Iterable[Mapping[str, Any]], gpus: bool) -> dict[str, int]:
-    """Worker slots of each living node of a Ray cluster: one for each whole GPU or, without GPUs, each CPU.
-
-    Args:
-        nodes: what `ray.nodes()` returns.
-        gpus: whether workers train on GPUs.
-    """
-    resource = "GPU" if gpus else "CPU"
-    slots = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in nodes if node["Alive"]}
-    return {node: number for node, number in slots.items() if number > 0}
-
 
 logger = logging.getLogger("spotune.driver")
 
@@ -70,14 +54,6 @@ _RESTART_SECONDS = 5.0
 """Delay before a dead agent is replaced on its node."""
 _KEEP_PROCESSES = "SPOTUNE_KEEP_RANK_PROCESSES"
 """Environment variable of the driver; 1: processes are kept. Not the default until it is tried on GPUs (ADR 57)."""
-
-
-def draining_nodes() -> dict[str, float]:
-    """Draining nodes of the Ray cluster, each with its deadline in seconds since the epoch (0: no deadline).
-
-    Ray Train's preemption watcher uses the same call. Ray has no public API for it.
-    """
-    return {node: deadline / 1000 for node, deadline in ray_state.get_draining_nodes().items()}
 
 
 @dataclass
@@ -372,23 +348,6 @@ class AgentPool:
             logger.warning("the agent on node %s died: %s", agent.node, str(error).strip().splitlines()[0])
         self._agents.pop(agent.node, None)
         self._not_before[agent.node] = time.monotonic() + _RESTART_SECONDS
-
-
-def others_of(hosts: Sequence[PeerAddress | None], idle: Sequence[PeerAddress | None]) -> list[OtherNodes]:
-    """The other nodes for each node of a group, in the order of their ranks: a ring, in which each has a next one.
-
-    Args:
-        hosts: the agents of the group's nodes; None: its memory cannot be reached.
-        idle: those of nodes without ranks, which may have some since an earlier group.
-    """
-    ring = [host for host in hosts if host is not None]
-    found = []
-    for host in hosts:
-        start = ring.index(host) + 1 if host is not None else 0
-        following = [peer for peer in ring[start:] + ring[:start] if peer != host]
-        after = following[0] if host is not None and following else None
-        found.append(OtherNodes((*following, *(peer for peer in idle if peer is not None)), after))
-    return found
 
 
 def _leaves_processes(result: GroupResult) -> bool:

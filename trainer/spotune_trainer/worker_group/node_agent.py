@@ -27,13 +27,14 @@ from multiprocessing.connection import Connection
 from spotune.plan.devices import machine_memory_bytes
 from spotune_trainer.checkpoint.layout import newest_complete
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
-from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
 from spotune_trainer.checkpoint.memory.peer_copies import PeerCopies
 from spotune_trainer.checkpoint.memory.peer_reader import PeerReader
 from spotune_trainer.checkpoint.memory.peer_sender import PeerSender
 from spotune_trainer.checkpoint.memory.peer_server import PeerServer
+from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.training.task import RankExit, RankPlacement, RankResult, WorkerTask
+from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, OtherNodes
 from spotune_trainer.worker_group.rank_process import Abort, Assignment, has_hung, run_rank
 
 logger = logging.getLogger("spotune.worker")
@@ -49,49 +50,6 @@ _END_SECONDS = 10.0
 _FORKING = multiprocessing.get_context("forkserver")
 
 
-@dataclass(frozen=True)
-class NodeInfo:
-    """Address and memory of a node.
-
-    Attributes:
-        address: IP address that other nodes reach it by.
-        memory_bytes: of the node, or of its container.
-        peer: where other agents reach its memory; None: they cannot.
-    """
-
-    address: str
-    memory_bytes: int
-    peer: PeerAddress | None = None
-
-
-@dataclass(frozen=True)
-class OtherNodes:
-    """The other nodes whose agents run, as one agent sees them.
-
-    Attributes:
-        peers: their agents.
-        next: the one that keeps copies of this node's commits; None if the group has only one node.
-    """
-
-    peers: tuple[PeerAddress, ...] = ()
-    next: PeerAddress | None = None
-
-
-@dataclass(frozen=True)
-class NodeGroup:
-    """The ranks of one generation on one node.
-
-    Attributes:
-        task: of the generation.
-        placements: of its ranks on this node.
-        has_failed: whether one of them has failed.
-    """
-
-    task: WorkerTask
-    placements: tuple[RankPlacement, ...]
-    has_failed: bool = False
-
-
 @dataclass
 class _Run:
     """A generation on this node: from the fork of its ranks until the next generation.
@@ -100,12 +58,14 @@ class _Run:
         group: its ranks.
         driver: id of the driver that waits for the results.
         results: of its ranks; None before all have ended.
+        is_to_leave: whether its ranks were asked to commit and leave.
         ended: set once no rank takes part any more.
     """
 
     group: NodeGroup
     driver: str
     results: list[RankResult] | None = None
+    is_to_leave: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -178,7 +138,7 @@ class NodeAgent:
         self,
         task: WorkerTask,
         placements: Sequence[RankPlacement],
-        others: OtherNodes = OtherNodes(),
+        others: OtherNodes,
         *,
         keep: bool = False,
         reuse: bool = False,
@@ -216,6 +176,18 @@ class NodeAgent:
         if run.results is None:
             raise LookupError(f"the ranks of generation {generation} could not be started")
         return run.results
+
+    def leave(self, seconds: float | None, reason: str) -> None:
+        """Let the group of the ranks that run commit and leave. Only the first call of a generation has an effect.
+
+        Args:
+            seconds: until when it has to have left; None: at once, without a deadline.
+            reason: for its log.
+        """
+        run = self._run
+        if run is not None and not run.ended.is_set() and not run.is_to_leave:
+            run.is_to_leave = True
+            write_notice(run.group.task.logs.notice, seconds=seconds, reason=reason, leave=True)
 
     def end_ranks(self) -> None:
         """Kill the ranks that run, and wait for their end."""

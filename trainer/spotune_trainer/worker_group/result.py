@@ -5,14 +5,12 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from spotune.retry import FailureCause
 from spotune_trainer.job_directory.layout import GenerationLogs
 from spotune_trainer.training.task import RankExit, RankFailure, RankResult, WorkerTask
-
-if TYPE_CHECKING:
-    from spotune_trainer.worker_group.node_agent import NodeGroup
+from spotune_trainer.worker_group.node_state import NodeGroup
 
 _RAY_OUT_OF_MEMORY = "OutOfMemoryError"
 """Class of Ray's error for an agent that it killed because its node ran out of memory."""
