@@ -81,6 +81,8 @@ class FaultHarness:
         assert len(uids) == self.job.workers
         injected = InjectedFault(time.time(), interrupts=bool(causes) and not continues)
         yield injected
+        if continues:
+            self._wait_for_next_head(before)
         self._wait_for_new_steps(before, interrupted=injected.interrupts)
         kept = uids & self.job.worker_uids()  # now, because a short job may end before the status reports the new steps
         reported = self._wait_until_reported(before, causes)
@@ -127,6 +129,15 @@ class FaultHarness:
             lambda seen: all(seen.status.get("restarts", {}).get(cause) == count for cause, count in counted.items()),
         )
         return now
+
+    def _wait_for_next_head(self, before: dict[str, Any]) -> None:
+        """Wait until another head reports that training goes on."""
+
+        def is_back(found: dict[str, Any]) -> bool:
+            counted = found["restarts"]["headLost"] > before["restarts"]["headLost"]
+            return bool(counted and found["phase"] == "Training" and found["step"] > before["step"])
+
+        self.job.wait_for_progress("training under another head", is_back)
 
     def _wait_for_new_steps(self, before: dict[str, Any], *, interrupted: bool) -> None:
         """Wait for a step beyond those before the fault, by a new worker group if `interrupted`, else by the same."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,12 +10,16 @@ import pytest
 from spotune_trainer.checkpoint.generations import latest_generation
 from spotune_trainer.supervisor.ray_head.local import process_marker
 from spotune_trainer.supervisor.ray_head.processes import ProcessFamily, boot_id
+from tests import ROOT
+from tests.proof.injected.slow_volume import VOLUME, Latency, set_latency
 from tests.trainer.support.live import LiveRun, kill
 from tests.trainer.support.runs import STEPS_PER_EPOCH, Layout, Runs, sample_hashes, train_generation
 
 pytestmark = pytest.mark.ray
 
-WORKERS, ZERO_STAGE, EPOCHS = 2, 2, 300
+WORKERS, ZERO_STAGE, EPOCHS = 2, 2, 14
+_PACE = Latency(step=2.0)
+"""The group trains for longer than two drivers need to start."""
 
 
 @pytest.fixture
@@ -27,7 +32,10 @@ def run(runs: Runs) -> Iterator[LiveRun]:
         workers={"count": WORKERS, "gpus": 0},
         retry={"backoff": {"initial": "500ms", "max": "1s"}},
     )
-    made = LiveRun(runs.empty("lost-head"), job)
+    directory = runs.empty("lost-head")
+    path = os.pathsep.join(filter(None, (str(ROOT / "tests/proof/injected"), str(ROOT), os.environ.get("PYTHONPATH"))))
+    made = LiveRun(directory, job, {"PYTHONPATH": path, VOLUME: str(directory.root)})
+    set_latency(directory.root, _PACE)
     yield made
     made.clean_up()
 
@@ -45,6 +53,7 @@ def test_ranks_train_on_while_driver_and_head_are_replaced(run: LiveRun, runs: R
     run.kill_ray()
     run.wait_until(lambda: len(run.events("adopted")) == 2, "a driver on another head that adopts the group")
     assert run.ranks() == ranks, "the test is too short: the group has ended"
+    set_latency(run.directory.root, Latency(step=0.0))
     code, output = run.wait()
 
     assert code == 0, output

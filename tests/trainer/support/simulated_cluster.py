@@ -108,8 +108,9 @@ class SimulatedCluster:
         self.sizes.append(world_size)
         self.started.append(self.now)
         logs, directory = task.logs, JobDirectory(Path(task.directory))
-        logs.root.mkdir(parents=True)
+        logs.root.mkdir(parents=True, exist_ok=True)
         first = CheckpointName.parse(task.restore).step if task.restore else 0
+        first = max((line["step"] for line in files.read_lines(logs.steps)), default=first)  # of a group that goes on
         for step in range(first + 1, group.last_step + 1):
             record = {"generation": task.generation, "step": step, "seconds": 0.1, "tokens": 10, "loss": 1.0}
             files.append_json(logs.steps, {**record, "productiveSeconds": 0.08})

@@ -201,7 +201,9 @@ def _without_lost_drivers(events: Sequence[Record]) -> list[Record]:
     A `adopted` event says that a generation has run since its start, whatever was recorded in between.
     """
     started = {event["generation"]: _time(event) for event in events if event["event"] == "generation-started"}
-    spans = [(started[e["generation"]], _time(e)) for e in events if e["event"] == "adopted"]
+    spans = [
+        (started[e["generation"]], _time(e)) for e in events if e["event"] == "adopted" and e["generation"] in started
+    ]
 
     def is_within(event: Record) -> bool:
         is_of_driver = event["event"] in ("attempt-started", "attempt-ended", "failure", "waiting")

@@ -176,7 +176,7 @@ class Supervisor:
             self._watch.poll()
             self._stop.notify_workers()
             if self._stop.loses_head:
-                commit_step = self._watch.highest_step if commit_step is None else commit_step
+                commit_step = self._watch.status.get("step") or 0 if commit_step is None else commit_step
                 self._leave_workers_after_commit(commit_step)
             if not hung and heartbeat.is_stale(time.monotonic()):
                 hung = True

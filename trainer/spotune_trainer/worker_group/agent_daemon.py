@@ -139,11 +139,12 @@ class AgentDaemon:
             if method == ATTACH:
                 self._serve_driver(connection, *args)
                 return
+            error, value = None, None
             try:
-                answer = (None, self._call(method, args, kwargs))
-            except Exception as error:  # noqa: BLE001 - raised where it was called
-                answer = (error, None)
-            connection.send(answer)
+                value = self._call(method, args, kwargs)
+            except Exception as raised:  # noqa: BLE001 - raised again where the method was called
+                error = raised
+            connection.send((error, value))
 
     def _call(self, method: str, args: Any, kwargs: Any) -> Any:
         if method == DESCRIBE:

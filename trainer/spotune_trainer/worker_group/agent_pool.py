@@ -190,7 +190,7 @@ class AgentPool:
 
     def adopt_group(self, group: FoundGroup) -> GroupResult:
         """Wait until all ranks of a complete group have exited that an earlier driver has started."""
-        return self._result_of(group.task, lambda: self._find_ranks(group.task), "its nodes are gone")
+        return self._result_of(group.task, lambda: self._find_ranks(group), "its nodes are gone")
 
     def end_ranks(self) -> None:
         """Kill all ranks on ready agents: those of earlier drivers."""
@@ -236,15 +236,19 @@ class AgentPool:
                     found[agent.node] = group
         return found
 
-    def _find_ranks(self, task: WorkerTask) -> dict[Any, _Agent]:
-        """Wait for the ranks of a generation at the agents that have them."""
-        groups, calls = self._groups_of(task.generation), {}
+    def _find_ranks(self, group: FoundGroup) -> dict[Any, _Agent]:
+        """Wait for the ranks of a group at the agents that have them; at none if an agent was lost meanwhile."""
+        generation = group.task.generation
+        parts, calls = self._groups_of(generation), {}
+        again = found_group(list(parts.values()))
+        if again is None or not again.is_complete:
+            return {}
         with self._lock:
-            for node, group in groups.items():
+            for node, part in parts.items():
                 if (agent := self._agents.get(node)) is not None:
-                    agent.placements = list(group.placements)
-                    calls[agent.handle.call.remote("wait_for_ranks", task.generation)] = agent
-        return calls
+                    agent.placements = list(part.placements)
+                    calls[agent.handle.call.remote("wait_for_ranks", generation)] = agent
+        return calls if len(calls) == len(parts) else {}
 
     def _place_ranks(self, world_size: int) -> bool:
         """Assign ranks to agents, on as few nodes as possible. Returns False if there are not enough slots."""

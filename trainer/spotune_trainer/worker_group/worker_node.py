@@ -79,17 +79,18 @@ class WorkerNode:
         signal.signal(signal.SIGTERM, self._terminate)
         while True:
             status = self._run_ray()
-            if self._terminated_at is not None:
+            if not self._is_terminated() and self._agents():
+                self._log("Ray has ended, and ranks train on: waiting for the next head")
+                while not self._is_terminated() and not self._head_answers() and self._agents():
+                    self._sleep(_RETRY_SECONDS)
+                if not self._is_terminated():
+                    continue
+            if self._is_terminated():
                 self._wait_until_ranks_have_left()
-                return status
-            if not self._agents():
-                return status
-            self._log("Ray has ended, and ranks train on: waiting for the next head")
-            while self._terminated_at is None and not self._head_answers() and self._agents():
-                self._sleep(_RETRY_SECONDS)
-            if self._terminated_at is not None:
-                self._wait_until_ranks_have_left()
-                return status
+            return status
+
+    def _is_terminated(self) -> bool:
+        return self._terminated_at is not None
 
     def _terminate(self, _number: int, _frame: FrameType | None) -> None:
         self._terminated_at = self._terminated_at or time.monotonic()

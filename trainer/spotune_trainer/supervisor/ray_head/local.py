@@ -89,7 +89,7 @@ class RunningRay:
             return False
 
     def shut_down(self, *, spares_ranks: bool = False) -> None:
-        """Kill all of its processes and remove its folder; perhaps except for ranks, their agents and temporary files."""
+        """Kill all of its processes and remove its folder; perhaps without ranks, their agents and temporary files."""
         self.family.kill(spared=DAEMON_MARKER if spares_ranks else "")
         _empty(self.temporary, keeps_temporary_files=spares_ranks)
 
