@@ -10,7 +10,7 @@ from typing import Any
 from spotune_testcluster.cluster import Cluster
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from tests.cluster.faults.status_invariants import invariant_violations
-from tests.cluster.faults.timeline import Recovery, recovery, training_intervals
+from tests.cluster.faults.timeline import Recovery, longest_gap, recovery, training_intervals
 from tests.cluster.finetune_jobs import SECONDS_TO_TRAIN, RunArtifacts, RunningJob
 from tests.cluster.operator_install import Operator
 from tests.cluster.status_history import ObservedJob
@@ -26,11 +26,17 @@ class InjectedFault:
     Attributes:
         time: Unix time of the injection.
         interrupts: Whether it makes a new worker group start.
+        continues: Whether the worker group continues although the head is lost.
+        recovered: Unix time at which the status reported the recovery.
+        longest_gap_seconds: Longest pause between two steps until then, if it continues; known at the end of the job.
         restarts: Counted restarts by cause.
     """
 
     time: float
     interrupts: bool
+    continues: bool = False
+    recovered: float = 0.0
+    longest_gap_seconds: float | None = None
     restarts: dict[str, int] = field(default_factory=dict)
 
     def mark_injected(self) -> None:
@@ -79,14 +85,14 @@ class FaultHarness:
         before = self._wait_for_baseline()
         uids = self.job.worker_uids()
         assert len(uids) == self.job.workers
-        injected = InjectedFault(time.time(), interrupts=bool(causes) and not continues)
+        injected = InjectedFault(time.time(), interrupts=bool(causes) and not continues, continues=continues)
         yield injected
         if continues:
             self._wait_for_next_head(before)
         self._wait_for_new_steps(before, interrupted=injected.interrupts)
         kept = uids & self.job.worker_uids()  # now, because a short job may end before the status reports the new steps
         reported = self._wait_until_reported(before, causes)
-        injected.restarts = _counted(before, reported)
+        injected.restarts, injected.recovered = _counted(before, reported), time.time()
         assert injected.restarts.keys() <= set(causes), (
             f"counted {injected.restarts}, which was {causes or 'no restart'}"
         )
@@ -168,6 +174,10 @@ class FaultHarness:
         counted = sum(sum(injected.restarts.values()) for injected in self.injected_faults)
         assert ended.status["restarts"]["total"] == counted, ended.status["restarts"]
         self.assert_status_invariants(artifacts)
+        for injected in self.injected_faults:
+            if injected.continues:
+                gap = longest_gap(artifacts, injected.time, injected.recovered)
+                injected.longest_gap_seconds = round(gap, 1)
         reference = undisturbed(ended.status["totalSteps"])
         assert artifacts.samples() == reference.samples(), "the steps trained on other rows than the undisturbed run"
         assert artifacts.sha256() == reference.sha256(), "the weights differ from those of the undisturbed run"
