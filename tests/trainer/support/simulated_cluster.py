@@ -62,7 +62,7 @@ class SimulatedAgents:
     def adopt_group(self, group: FoundGroup) -> GroupResult:
         return self.cluster.run_group(group.task, group.world_size)
 
-    def end_ranks(self) -> None:
+    def kill_ranks(self) -> None:
         self.cluster.left_group = None
 
 

@@ -28,7 +28,7 @@ class ScriptedAgent:
     def group(self) -> NodeGroup:
         return NodeGroup(self.task, (PLACE,))
 
-    def end_ranks(self) -> None:
+    def kill_ranks(self) -> None:
         self.asked.append("end")
 
     def leave(self, seconds: float | None, reason: str) -> None:

@@ -79,7 +79,7 @@ class Adoption:
             waited += _POLL_SECONDS
         if self._is_shown:
             self._status.finish_generation()
-        self._agents.end_ranks()
+        self._agents.kill_ranks()
         return None
 
     def result(self, group: FoundGroup) -> GroupResult:

@@ -25,7 +25,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from spotune_trainer.worker_group.agent_link import ATTACH, DESCRIBE, END, AgentState
+from spotune_trainer.worker_group.agent_link import ATTACH, DESCRIBE, EXIT, AgentState
 
 if TYPE_CHECKING:
     from spotune_trainer.worker_group.node_agent import NodeAgent
@@ -42,7 +42,7 @@ _CHECK_SECONDS = 1.0
 _BACKLOG = 64
 _PR_SET_NAME = 15
 _METHODS = frozenset(
-    {"info", "gpu_memory_bytes", "free_port", "group", "run_ranks", "wait_for_ranks", "end_ranks", "abort", "leave"}
+    {"info", "gpu_memory_bytes", "free_port", "group", "run_ranks", "wait_for_ranks", "kill_ranks", "abort", "leave"}
 )
 
 
@@ -119,7 +119,7 @@ class AgentDaemon:
 
         task = group.task
         if is_superseded(task.job_directory, task.generation):
-            self._agent.end_ranks()
+            self._agent.kill_ranks()
         elif alone is not None and alone > ORPHAN_SECONDS:
             self._agent.leave(None, f"the worker group has been without a driver for {alone:.0f} s")
 
@@ -149,7 +149,7 @@ class AgentDaemon:
     def _call(self, method: str, args: Any, kwargs: Any) -> Any:
         if method == DESCRIBE:
             return self._describe()
-        if method == END:
+        if method == EXIT:
             self._exit()
         if method not in _METHODS:
             raise AttributeError(f"an agent has no method {method}")

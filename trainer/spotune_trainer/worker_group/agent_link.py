@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from spotune.errors import InfrastructureError
+from spotune_trainer.job_directory.process_marker import AGENT_MARKER
 
 ATTACH: Final = "attach"
 DESCRIBE: Final = "describe"
-END: Final = "end"
-DAEMON_MARKER: Final = "SPOTUNE_NODE_AGENT=1"
-"""Entry in the environment of agents and of their ranks, which outlive the Ray that they were started from."""
+EXIT: Final = "exit"
 
 _SOCKETS = "*.sock"
 _START_SECONDS = 60.0
@@ -116,7 +115,7 @@ class Attachment:
         """As the function."""
         return call(self.path, method, *args, **kwargs)
 
-    def wait_for_end(self) -> None:
+    def wait_for_exit(self) -> None:
         """Returns once the agent has ended, or serves another driver."""
         with suppress(EOFError, OSError):
             self._connection.recv()
@@ -139,7 +138,7 @@ def attach(folder: Path, driver: str, secret: bytes, address: str, *, gpus: bool
             continue
         if not state.ranks and (state.gpus, state.devices) != (gpus, devices):
             with suppress(AgentGoneError):  # its ranks could not use the GPUs of this node
-                call(path, END)
+                call(path, EXIT)
             continue
         with suppress(AgentGoneError):
             return Attachment(path, driver, secret)
@@ -159,7 +158,7 @@ def _living(folder: Path) -> Iterator[tuple[Path, AgentState]]:
 
 def _start(folder: Path, address: str, *, gpus: bool) -> Path:
     """Start an agent, and wait for its socket, which is returned."""
-    name, value = DAEMON_MARKER.split("=")
+    name, value = AGENT_MARKER.split("=")
     path = folder / f"{os.getpid()}-{time.monotonic_ns():x}.sock"
     code = "from spotune_trainer.worker_group.agent_daemon import main; main()"
     command = [sys.executable, "-c", code, str(path), address, *(["--gpus"] if gpus else [])]

@@ -46,7 +46,7 @@ logger = logging.getLogger("spotune.driver")
 
 _CALLS_AT_ONCE = 8
 _REPLY_SECONDS = 30.0
-_END_SECONDS = 2.0
+_EXIT_SECONDS = 2.0
 """An agent that does not end within this time is left to itself; without a driver it ends later."""
 _IMPORT_SECONDS = 300.0
 """Timeout of the first process on a node, which waits for the imports of the fork server."""
@@ -192,12 +192,12 @@ class AgentPool:
         """Wait until all ranks of a complete group have exited that an earlier driver has started."""
         return self._result_of(group.task, lambda: self._find_ranks(group), "its nodes are gone")
 
-    def end_ranks(self) -> None:
+    def kill_ranks(self) -> None:
         """Kill all ranks on ready agents: those of earlier drivers."""
         with self._lock:
             ready = [agent for agent in self._agents.values() if agent.is_ready()]
         with suppress(RayError):
-            for ended in [agent.handle.call.remote("end_ranks") for agent in ready]:
+            for ended in [agent.handle.call.remote("kill_ranks") for agent in ready]:
                 ray.wait([ended], timeout=_REPLY_SECONDS)
 
     def _result_of(self, task: WorkerTask, start: Callable[[], dict[Any, _Agent]], otherwise: str) -> GroupResult:
@@ -339,7 +339,7 @@ class AgentPool:
     def _kill(self, agent: _Agent) -> None:
         """End an agent and forget it."""
         with suppress(RayError):
-            ray.wait([agent.handle.end.remote()], timeout=_END_SECONDS)
+            ray.wait([agent.handle.exit_agent.remote()], timeout=_EXIT_SECONDS)
             ray.kill(agent.handle)
         with self._lock:
             self._agents.pop(agent.node, None)

@@ -45,7 +45,7 @@ GRACE_SECONDS_OF_KEPT = 5.0
 """The same where processes are kept, which have more to do: to leave the generation."""
 
 _POLL_SECONDS = 0.1
-_END_SECONDS = 10.0
+_EXIT_SECONDS = 10.0
 """Killed processes end within this time, even if they have to free much memory."""
 _FORKING = multiprocessing.get_context("forkserver")
 
@@ -152,11 +152,11 @@ class NodeAgent:
             keep: let processes wait for another generation, if a rank is lost elsewhere or the group yields.
             reuse: use processes that wait since an earlier generation; otherwise fork them all.
         """
-        self.end_ranks()  # of an earlier driver
+        self.kill_ranks()  # of an earlier driver
         self._keeps = keep
         run = self._run = _Run(NodeGroup(task, tuple(placements)), self._driver)
         try:
-            run.results = self._run_to_end(run, others, reuse=reuse)
+            run.results = self._run_until_exit(run, others, reuse=reuse)
         finally:
             run.ended.set()
             self._serve_peers()
@@ -189,14 +189,14 @@ class NodeAgent:
             run.is_to_leave = True
             write_notice(run.group.task.logs.notice, seconds=seconds, reason=reason, leave=True)
 
-    def end_ranks(self) -> None:
+    def kill_ranks(self) -> None:
         """Kill the ranks that run, and wait for their end."""
         run = self._run
         if run is not None and not run.ended.is_set():
             self._deadlines[run.group.task.generation] = time.monotonic()
-            run.ended.wait(_END_SECONDS)
+            run.ended.wait(_EXIT_SECONDS)
 
-    def _run_to_end(self, run: _Run, others: OtherNodes, *, reuse: bool) -> list[RankResult]:
+    def _run_until_exit(self, run: _Run, others: OtherNodes, *, reuse: bool) -> list[RankResult]:
         task, placements, keep = run.group.task, run.group.placements, self._keeps
         with self._copying_commits(task, placements, others):
             memories = self._share_memory(task, len(placements), others)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import ray.util
 
-from spotune_trainer.worker_group.agent_link import END, AgentGoneError, agents_folder, attach
+from spotune_trainer.worker_group.agent_link import EXIT, AgentGoneError, agents_folder, attach
 
 
 class NodeProxy:
@@ -35,13 +35,13 @@ class NodeProxy:
         except AgentGoneError:
             _exit()
 
-    def end(self) -> None:
+    def exit_agent(self) -> None:
         """End the agent with all that it runs."""
-        self.call(END)
+        self.call(EXIT)
 
     def block_forever(self) -> None:
         """Never returns. A caller that waits for it gets an error as soon as the agent, Ray or the node is dead."""
-        self._agent.wait_for_end()
+        self._agent.wait_for_exit()
         _exit()
 
 

@@ -140,7 +140,7 @@ class WorkerGroupRunner(NodeAgents, Protocol):
     def adopt_group(self, group: FoundGroup) -> GroupResult:
         """Wait for a complete group that was found; returns when all of its workers have exited."""
 
-    def end_ranks(self) -> None:
+    def kill_ranks(self) -> None:
         """End all workers of earlier drivers."""
 
 

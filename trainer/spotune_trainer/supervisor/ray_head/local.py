@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from spotune.errors import InfrastructureError
+from spotune_trainer.job_directory.process_marker import AGENT_MARKER
 from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnavailableError
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily, boot_id, command_line, find_process
-from spotune_trainer.worker_group.agent_link import DAEMON_MARKER
 
 _START_ATTEMPTS = 3
 _START_TIMEOUT_SECONDS = 120.0
@@ -90,7 +90,7 @@ class RunningRay:
 
     def shut_down(self, *, spares_ranks: bool = False) -> None:
         """Kill all of its processes and remove its folder; perhaps without ranks, their agents and temporary files."""
-        self.family.kill(spared=DAEMON_MARKER if spares_ranks else "")
+        self.family.kill(spared=AGENT_MARKER if spares_ranks else "")
         _empty(self.temporary, keeps_temporary_files=spares_ranks)
 
 
@@ -165,7 +165,7 @@ class LocalRay:
         self._spares_ranks = spares_ranks
 
     def _start(self) -> RunningRay:
-        _kill_unrecorded(self._marker, spared=DAEMON_MARKER if self._spares_ranks else "")
+        _kill_unrecorded(self._marker, spared=AGENT_MARKER if self._spares_ranks else "")
         _make_private(self._temporary, keeps_temporary_files=self._spares_ranks)
         _write_token(_token(self._temporary))
         dashboard_port, metrics_port = free_ports(2)
@@ -181,7 +181,7 @@ class LocalRay:
             self._wait_for(starter)
             return self._describe(family, dashboard_port)
         except BaseException:
-            family.kill(spared=DAEMON_MARKER if self._spares_ranks else "")
+            family.kill(spared=AGENT_MARKER if self._spares_ranks else "")
             starter.wait()
             _empty(self._temporary, keeps_temporary_files=self._spares_ranks)
             raise
