@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 from spotune.job import FinetuneJob
@@ -92,10 +93,10 @@ class FaultInjector:
         set_latency(self.run.directory.root, Latency())
         self._began = time.monotonic()
         self.run.start()
-        for fault in self.schedule.faults:
+        for fault, following in zip_longest(self.schedule.faults, self.schedule.faults[1:]):
             if not self._wait_for_point(fault):
                 break
-            self._inject(fault)
+            self._inject(fault, following)
         return self.run.wait()
 
     def clean_up(self) -> None:
@@ -130,14 +131,25 @@ class FaultInjector:
             self.run.wait_until(lambda: newest_generation(self.run) >= number, f"generation {number}")
             self._ensure_slots(fault.world_size)
 
-    def _inject(self, fault: Fault) -> None:
+    def _inject(self, fault: Fault, following: Fault | None) -> None:
         time.sleep(fault.delay)
         generation, step = newest_generation(self.run), self.run.last_step()
         seconds = round(time.monotonic() - self._began, 1)
-        self._next_generation = generation + self._ends_group(fault)
-        hit = self._apply(fault, generation)
+        agents = self.run.agents() if self._kills_agents(fault, following) else []
+        outlives = fault.kind in (FaultKind.KILL_DRIVER, FaultKind.KILL_RAY) and not agents
+        self._next_generation = generation + (self._ends_group(fault) and not outlives)
+        hit = self._apply(fault, generation, agents)
         self._world_size = fault.world_size
         self.injections.append(Injection(fault, generation, step, hit, seconds))
+
+    def _kills_agents(self, fault: Fault, following: Fault | None) -> bool:
+        """Whether the agents are killed with the driver, so that the next driver cannot adopt their ranks.
+
+        Otherwise no other group would start, which the schedule needs: of another size, or for its next fault.
+        """
+        needs_group = following is not None and following.point in (InjectionPoint.START, InjectionPoint.RESTORE)
+        changes = fault.world_size != self._world_size
+        return fault.kind in (FaultKind.KILL_DRIVER, FaultKind.KILL_RAY) and (needs_group or changes)
 
     def _ends_group(self, fault: Fault) -> bool:
         """Whether the next fault hits a later generation. A Ray with the wrong number of slots is replaced."""
@@ -146,8 +158,8 @@ class FaultInjector:
         ray = self.run.ray()
         return ray is not None and ray.slots != fault.world_size
 
-    def _apply(self, fault: Fault, generation: int) -> bool:
-        """Inject a fault; returns whether the run was at its injection point."""
+    def _apply(self, fault: Fault, generation: int, agents: Sequence[Process]) -> bool:
+        """Inject a fault, and kill these agents with it; returns whether the run was at its injection point."""
         size = fault.world_size
 
         def is_on() -> bool:
@@ -157,12 +169,12 @@ class FaultInjector:
             case FaultKind.KILL_WORKER | FaultKind.KILL_WORKERS | FaultKind.KILL_DRIVER:
                 self._set_desired_workers(size)
                 on = is_on()
-                for victim in self._victims(fault):
+                for victim in (*self._victims(fault), *agents):
                     with suppress(ProcessLookupError):
                         kill(victim)
                 return on and (fault.point is InjectionPoint.RESTORE or is_on())
             case FaultKind.KILL_RAY:
-                return self._kill_ray(size, is_on)
+                return self._kill_ray(size, is_on, agents)
             case FaultKind.GROW:
                 return self._grow(size)
             case FaultKind.LOSE_NODE:
@@ -190,12 +202,15 @@ class FaultInjector:
             return ranks
         return ranks[int(fault.victim * len(ranks)) :][:1]
 
-    def _kill_ray(self, size: int, is_on: Callable[[], bool]) -> bool:
+    def _kill_ray(self, size: int, is_on: Callable[[], bool], agents: Sequence[Process]) -> bool:
         """Kill Ray's head. It restarts with the slots of the command's start; a node joins for the rest."""
         self._set_desired_workers(size)
         on, before = is_on(), self.run.ray()
         assert before is not None
         self.run.kill_ray()
+        for agent in agents:
+            with suppress(ProcessLookupError):
+                kill(agent)
 
         def is_back() -> bool:
             ray = self.run.ray()

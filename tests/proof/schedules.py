@@ -60,7 +60,7 @@ class FaultKind(StrEnum):
 
     @property
     def ends_group(self) -> bool:
-        """Whether this fault ends the worker group."""
+        """Whether this fault ends the worker group, or does so if agents are killed with the driver (see injector)."""
         return self is not FaultKind.KILL_SUPERVISOR
 
 

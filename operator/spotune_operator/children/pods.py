@@ -42,6 +42,10 @@ _STOP_AFTER_SUPERVISOR: Final = (
 """Runs in Ray's container when the head's pod is deleted. The supervisor gets SIGTERM at once, lets the workers commit
 and leave, and exits. Until then Ray has to run: without it the workers would end, and lose the steps since their last
 commit. Then Ray is killed, because by itself it may take its whole grace period to end."""
+_OWN_COMMAND: Final = "ray.io/overwrite-container-cmd"
+"""Annotation by which KubeRay leaves the command of a Ray container alone (KubeRay 1.3 and newer)."""
+_WORKER_COMMAND: Final = ("python", "-m", "spotune_trainer.worker_group.worker_node")
+"""It runs the command of KubeRay's, and keeps the container while ranks train on after a loss of the head."""
 _GPUS_ADVICE: Final = "give GPUs per pod as workers.gpus; the head has none"
 
 HeadOrWorkers = Literal["head", "workers"]
@@ -85,19 +89,25 @@ def worker_pod(resolved: ResolvedJob, capacity: Capacity) -> Pod:
     settings = {"SPOTUNE_CAPACITY": capacity, **drain_settings(grace), **HEAD_LOSS}
     ray = _ray_container(resolved, WORKER_CONTAINER, (METRICS,), settings)
     enforced = _enforced_spec(resolved, capacity, gpus=workers.gpus > 0, grace=grace)
-    enforced["containers"] = [ray | {"resources": amounts}]
+    enforced["containers"] = [ray | {"resources": amounts, "command": [*_WORKER_COMMAND], "args": []}]
     spread = resolved.owner.pod_selector("workers")
     defaults = default_pod_spec([default_container(WORKER_CONTAINER)], shared_memory(amounts), spread)
-    return Pod(_template(resolved, "workers", defaults, enforced), amounts)
+    template = _template(resolved, "workers", defaults, enforced, annotations={_OWN_COMMAND: "true"})
+    return Pod(template, amounts)
 
 
 def _template(
-    resolved: ResolvedJob, group: HeadOrWorkers, defaults: Mapping[str, Any], enforced: Mapping[str, Any]
+    resolved: ResolvedJob,
+    group: HeadOrWorkers,
+    defaults: Mapping[str, Any],
+    enforced: Mapping[str, Any],
+    annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     labels = resolved.labels(group)
     if resolved.job.spec.workers.service_account_name:
         labels = labels | dict(resolved.provider.workload_identity_labels)
-    return merged_template(_section(resolved, group), defaults, {"labels": labels}, enforced)
+    metadata = {"labels": labels, **({"annotations": dict(annotations)} if annotations else {})}
+    return merged_template(_section(resolved, group), defaults, metadata, enforced)
 
 
 def _enforced_spec(resolved: ResolvedJob, capacity: Capacity, *, gpus: bool, grace: int) -> dict[str, Any]:

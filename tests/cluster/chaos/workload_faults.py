@@ -52,7 +52,7 @@ def _rank_paused(target: Target, fault: PlannedFault) -> Injection:
 
 
 def _agent_killed(target: Target, fault: PlannedFault) -> Injection:
-    return Injection(_name(_signal_worker(target, fault, "KILL", "--full", "ray::NodeAgent")))
+    return Injection(_name(_signal_worker(target, fault, "KILL", "spotune-agent")))
 
 
 def _raylet_killed(target: Target, fault: PlannedFault) -> Injection:

@@ -13,6 +13,7 @@ _SEED = 7
 _STEPS = 3 * STEPS
 """So many that a fast machine has not made all of them before the status reports the fault."""
 _WORKERS_KEPT = "worker pods kept"
+_GROUP_KEPT = "worker group not started again, no step lost"
 
 
 @dataclass(frozen=True)
@@ -70,9 +71,10 @@ _ON_GPUS = {"workers": {"resources": SMALL, "podTemplate": with_a_gpu(_GPU_IMAGE
 CASES = (
     Case("worker pod deleted", pods.worker_pod_deleted, "the other worker pod kept"),
     Case("worker process `kill -9`", processes.worker_process_killed, _WORKERS_KEPT),
-    Case("head pod deleted", pods.head_pod_deleted, f"{_WORKERS_KEPT}, no step lost"),
-    Case("head pod deleted in a long step", pods.head_pod_deleted_in_a_long_step, f"{_WORKERS_KEPT}, no step lost"),
-    Case("Ray container of the head killed", processes.ray_container_of_the_head_killed, _WORKERS_KEPT),
+    Case("head pod deleted", pods.head_pod_deleted, _GROUP_KEPT, endless=True),
+    Case("head pod deleted by force", pods.head_pod_deleted_by_force, _GROUP_KEPT, endless=True),
+    Case("head pod deleted in a long step", pods.head_pod_deleted_in_a_long_step, _GROUP_KEPT, endless=True),
+    Case("Ray container of the head killed", processes.ray_container_of_the_head_killed, _GROUP_KEPT, endless=True),
     Case("supervisor killed", processes.supervisor_killed, f"{_WORKERS_KEPT}, worker group not started again"),
     Case("head and one worker at once", pods.head_and_one_worker_deleted_at_once, "the other worker pod kept"),
     Case("every pod at once", pods.every_pod_gone_at_once, "goes on from the last commit"),
@@ -85,7 +87,8 @@ CASES = (
     Case(
         "operator down for the whole time of a head loss",
         control_plane.operator_down_while_the_head_is_lost,
-        f"{_WORKERS_KEPT}, new steps while there is no operator",
+        f"{_GROUP_KEPT}, another head while there is no operator",
+        endless=True,
     ),
     Case(
         "API server restarted",
@@ -115,7 +118,7 @@ CASES = (
     Case(
         "node of the head crashed",
         nodes.node_of_the_head_crashed,
-        f"{_WORKERS_KEPT}; the operator is lost with it",
+        f"{_GROUP_KEPT}; the operator is lost with it",
         endless=True,
     ),
     Case("RayCluster deleted by hand", objects.ray_cluster_deleted, "made again"),

@@ -25,11 +25,11 @@ def operator_killed_at_random_moments(harness: FaultHarness, kills: int = 3) -> 
 
 
 def operator_down_while_the_head_is_lost(harness: FaultHarness) -> None:
-    with harness.expect_recovery("headLost") as injected, harness.without_operator():
+    with harness.expect_recovery("headLost", continues=True) as injected, harness.without_operator():
         injected.mark_injected()
-        before = harness.job.progress()
+        lost = harness.job.progress()["restarts"]["headLost"]
         harness.delete([harness.job.head()])
-        harness.job.wait_for_step(before["step"] + 1, before["generation"] + 1)
+        harness.job.wait_for_progress("the next head", lambda found: found["restarts"]["headLost"] > lost)
 
 
 def api_server_restarted(harness: FaultHarness) -> None:

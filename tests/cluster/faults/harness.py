@@ -10,7 +10,7 @@ from typing import Any
 from spotune_testcluster.cluster import Cluster
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from tests.cluster.faults.status_invariants import invariant_violations
-from tests.cluster.faults.timeline import Recovery, recovery, training_intervals
+from tests.cluster.faults.timeline import Recovery, longest_gap, recovery, training_intervals
 from tests.cluster.finetune_jobs import SECONDS_TO_TRAIN, RunArtifacts, RunningJob
 from tests.cluster.operator_install import Operator
 from tests.cluster.status_history import ObservedJob
@@ -26,11 +26,17 @@ class InjectedFault:
     Attributes:
         time: Unix time of the injection.
         interrupts: Whether it makes a new worker group start.
+        continues: Whether the worker group continues although the head is lost.
+        recovered: Unix time at which the status reported the recovery.
+        longest_gap_seconds: Longest pause between two steps until then, if it continues; known at the end of the job.
         restarts: Counted restarts by cause.
     """
 
     time: float
     interrupts: bool
+    continues: bool = False
+    recovered: float = 0.0
+    longest_gap_seconds: float | None = None
     restarts: dict[str, int] = field(default_factory=dict)
 
     def mark_injected(self) -> None:
@@ -68,26 +74,32 @@ class FaultHarness:
         self.job.kubectl("delete", "pods", *names, "--wait=false", *options)
 
     @contextmanager
-    def expect_recovery(self, *causes: str, lost_workers: int = 0) -> Iterator[InjectedFault]:
+    def expect_recovery(self, *causes: str, lost_workers: int = 0, continues: bool = False) -> Iterator[InjectedFault]:
         """Wait until the job has committed; the block injects a fault; then check that training recovers.
 
         With causes, a new worker group must make new steps, and the status must count at least one restart, all under
-        these causes. Without causes, the running group must continue and no restart is counted. In both cases the
-        status must become Ready, and all worker pods except `lost_workers` must be kept.
+        these causes. Without causes, the running group must continue and no restart is counted. With causes and
+        `continues`, the group must continue without a lost step, and what is counted is the loss of the head. In all
+        cases the status must become Ready, and all worker pods except `lost_workers` must be kept.
         """
         before = self._wait_for_baseline()
         uids = self.job.worker_uids()
         assert len(uids) == self.job.workers
-        injected = InjectedFault(time.time(), interrupts=bool(causes))
+        injected = InjectedFault(time.time(), interrupts=bool(causes) and not continues, continues=continues)
         yield injected
-        self._wait_for_new_steps(before, interrupted=bool(causes))
+        if continues:
+            self._wait_for_next_head(before)
+        self._wait_for_new_steps(before, interrupted=injected.interrupts)
         kept = uids & self.job.worker_uids()  # now, because a short job may end before the status reports the new steps
         reported = self._wait_until_reported(before, causes)
-        injected.restarts = _counted(before, reported)
+        injected.restarts, injected.recovered = _counted(before, reported), time.time()
         assert injected.restarts.keys() <= set(causes), (
             f"counted {injected.restarts}, which was {causes or 'no restart'}"
         )
         assert bool(injected.restarts) == bool(causes)
+        if continues:
+            now = self.job.progress()
+            assert (now["generation"], now["stepsLost"]) == (before["generation"], before["stepsLost"])
         assert len(kept) == len(uids) - lost_workers, (
             f"{len(uids) - len(kept)} worker pods were replaced, in place of {lost_workers}"
         )
@@ -124,6 +136,15 @@ class FaultHarness:
         )
         return now
 
+    def _wait_for_next_head(self, before: dict[str, Any]) -> None:
+        """Wait until another head reports that training goes on."""
+
+        def is_back(found: dict[str, Any]) -> bool:
+            counted = found["restarts"]["headLost"] > before["restarts"]["headLost"]
+            return bool(counted and found["phase"] == "Training" and found["step"] > before["step"])
+
+        self.job.wait_for_progress("training under another head", is_back)
+
     def _wait_for_new_steps(self, before: dict[str, Any], *, interrupted: bool) -> None:
         """Wait for a step beyond those before the fault, by a new worker group if `interrupted`, else by the same."""
         generation = before["generation"] + (1 if interrupted else 0)
@@ -153,6 +174,10 @@ class FaultHarness:
         counted = sum(sum(injected.restarts.values()) for injected in self.injected_faults)
         assert ended.status["restarts"]["total"] == counted, ended.status["restarts"]
         self.assert_status_invariants(artifacts)
+        for injected in self.injected_faults:
+            if injected.continues:
+                gap = longest_gap(artifacts, injected.time, injected.recovered)
+                injected.longest_gap_seconds = round(gap, 1)
         reference = undisturbed(ended.status["totalSteps"])
         assert artifacts.samples() == reference.samples(), "the steps trained on other rows than the undisturbed run"
         assert artifacts.sha256() == reference.sha256(), "the weights differ from those of the undisturbed run"

@@ -27,7 +27,7 @@ def node_of_the_head_crashed(harness: FaultHarness) -> None:
     with _spare_node(harness):
         node = harness.job.head()["spec"]["nodeName"]
         assert harness.operator.pod()["spec"]["nodeName"] == node, "the operator is to be lost with the head"
-        with harness.expect_recovery("headLost"):
+        with harness.expect_recovery("headLost", continues=True):
             injected_at = time.time()
             harness.fault.crash_node(node)
             wait_for("the operator on another node", 300, lambda: _operator_runs_elsewhere(harness, node), every=0.5)

@@ -18,11 +18,13 @@ class Record(FaultRecord):
         restarts: Number of restarts by cause.
         detect_seconds: From the fault to the first record of it; None if nothing had to restart.
         new_step_seconds: From the fault to the first step that was not made before.
+        longest_gap_seconds: Longest pause between two steps, if the worker group continues without a head.
     """
 
     restarts: dict[str, int] = field(default_factory=dict)
     detect_seconds: float | None = None
     new_step_seconds: float | None = None
+    longest_gap_seconds: float | None = None
 
 
 def recorded(fault: str) -> AbstractContextManager[Record]:

@@ -32,7 +32,15 @@ For every job that ends with a model, the suite checks:
   made; a status may lag by up to 30 s.
 - **Restarts.** The status counts exactly the restarts that the fault caused, by cause.
 """
-_HEADINGS = ("fault", "also checked", "restarts counted", "detected after", "first new step after", "result")
+_HEADINGS = (
+    "fault",
+    "also checked",
+    "restarts counted",
+    "detected after",
+    "first new step after",
+    "longest pause of steps",
+    "result",
+)
 
 
 def report(cases: Sequence[Case], records: Mapping[str, Record], machine: str) -> str:
@@ -58,11 +66,12 @@ def _row(case: Case, record: Record | None) -> Iterator[str]:
     yield case.name
     yield case.asserted
     if record is None:
-        yield from ("", "", "", "**not run**")
+        yield from ("", "", "", "", "**not run**")
         return
     yield ", ".join(f"{cause} {count}" for cause, count in record.restarts.items()) or "none"
     yield _seconds(record.detect_seconds)
     yield _seconds(record.new_step_seconds)
+    yield "" if record.longest_gap_seconds is None else f"{record.longest_gap_seconds:.1f} s"
     yield result_cell(record)
 
 

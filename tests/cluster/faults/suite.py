@@ -44,6 +44,7 @@ def test_job_survives(
                 harness.injected_faults, harness.verify_outcome(undisturbed, tmp_path), strict=True
             ):
                 record.restarts = injected.restarts
+                record.longest_gap_seconds = injected.longest_gap_seconds
                 if recovery is not None:
                     record.detect_seconds = round(recovery.seconds_to_detect, 1)
                     record.new_step_seconds = round(recovery.seconds_to_new_step, 1)

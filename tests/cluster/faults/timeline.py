@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from spotune_trainer import files
@@ -85,6 +86,14 @@ class Recovery:
     def seconds_to_new_step(self) -> float:
         """From the fault to the first step that was not done before."""
         return self.new_step - self.injected_at
+
+
+def longest_gap(artifacts: RunArtifacts, begin: float, end: float) -> float:
+    """Seconds of the longest pause between two steps, of which a part is between two times."""
+    times = [time for found in training_intervals(artifacts) for time in found.steps.values()]
+    return max(
+        (after - before for before, after in pairwise(times) if after > begin and before < end), default=math.inf
+    )
 
 
 _DETECTION_EVENTS = ("failure", "generation-ended", "attempt-ended")

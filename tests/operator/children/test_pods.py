@@ -104,6 +104,17 @@ def test_lost_head_is_detected_quickly() -> None:
     assert "RAY_gcs_rpc_server_reconnect_timeout_s" not in environment(head(), HEAD)
 
 
+@pytest.mark.parametrize("capacity", CAPACITIES)
+def test_worker_container_runs_spotunes_process_in_place_of_rays_and_kuberay_keeps_it(capacity: Capacity) -> None:
+    given = {"command": ["sleep"], "args": ["infinity"]}
+    resolved = resolved_job_of(AKS, workers=template_of(WORKER, **given))
+    pod = worker_pod(resolved, capacity).template
+    assert pod["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
+    ray = container(pod["spec"], WORKER)
+    assert (ray["command"][-1], ray["args"]) == ("spotune_trainer.worker_group.worker_node", [])
+    assert "annotations" not in head_pod(resolved).template["metadata"], "KubeRay starts Ray on the head"
+
+
 def test_on_demand_workers_have_longer_to_commit_than_a_notice() -> None:
     on_demand, spot = worker(AKS, capacity="on-demand"), worker(AKS, capacity="spot")
     assert on_demand["terminationGracePeriodSeconds"] > spot["terminationGracePeriodSeconds"]

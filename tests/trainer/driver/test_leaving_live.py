@@ -91,7 +91,9 @@ def running(runs: Runs, tmp_path: Path) -> Iterator[RunningDriver]:
     )
     draining: dict[str, float] = {}
     with connected_ray(tmp_path, slots=2):
-        driver = Driver(directory, job, 1, DriverDependencies(AgentPool(draining=lambda: dict(draining))))
+        driver = Driver(
+            directory, job, 1, DriverDependencies(AgentPool(directory.root, draining=lambda: dict(draining)))
+        )
         made = RunningDriver(driver, draining)
         yield made
         made.stop(directory)

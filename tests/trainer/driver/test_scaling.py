@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotune_trainer.driver.scaling import choose_world_size
-from spotune_trainer.worker_group.agent_pool import slots_by_node
+from spotune_trainer.worker_group.ray_nodes import slots_by_node
 
 NODES = [
     {"NodeID": "a", "Alive": True, "Resources": {"CPU": 8.0, "memory": 1e9}},

@@ -110,6 +110,23 @@ def test_a_head_lost_before_its_workers_wrote_anything() -> None:
     assert spent(records, 98) == {"startup": 22.0, "waiting": 76.0}
 
 
+def test_a_generation_that_was_adopted_by_the_next_driver_has_run_through() -> None:
+    """What was recorded of the lost driver and its successor's start takes nothing from it."""
+    records = [
+        attempt(0),
+        started(5, 1),
+        event(40, "attempt-ended", exitCode=None, lastSeen=BEGAN + 20),
+        event(40, "failure", cause="headLost"),
+        attempt(41),
+    ]
+    measured = {"startup": 5.0, "productive": 40.0}
+    assert spent(records, 50, measured) == {"startup": 29.0, "waiting": 21.0}
+    records.append(event(50, "adopted", generation=1))
+    assert spent(records, 50, measured) == {"startup": 10.0, "productive": 40.0}
+    records.append(ended(105, 1, 100, startup=5, productive=95))
+    assert spent(records, 105) == {"startup": 10.0, "productive": 95.0}
+
+
 def test_workers_that_outlive_their_head_get_no_time_of_their_successors() -> None:
     records = [
         attempt(0),

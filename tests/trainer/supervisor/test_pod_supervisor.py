@@ -346,11 +346,27 @@ def test_training_continues_after_the_volume_was_away(pod: MountedPod, monkeypat
     pod.run(script)
 
 
-def test_sigterm_while_training_lets_the_workers_commit(pod: MountedPod) -> None:
-    pod.ray.drive = train_until_stopped
+def test_sigterm_while_training_lets_the_workers_commit_and_train_on(pod: MountedPod) -> None:
+    """The supervisor ends once the last step is committed, and stops neither the driver nor the workers."""
+
+    def commit_at_notice(ray: DriverlessRay) -> int | None:
+        earlier = files.read_json(ray.directory.status) or {"heartbeat": 0}
+        noticed = files.read_json(ray.directory.notice)
+        committed.append(12 if noticed is not None else 10)
+        changes = {"time": 1.0, "heartbeat": earlier["heartbeat"] + 1, "attempt": 1, "phase": "Training", "step": 12}
+        status = {**earlier, **changes, "lastCheckpoint": {"step": committed[-1]}, "message": None}
+        files.write_json(ray.directory.status, status, durable=False)
+        return None
+
+    committed: list[int] = []
+    pod.ray.drive = commit_at_notice
     pod.run(lambda: pod.until(lambda: pod.progress()["phase"] == "Training", "it trains"))
-    assert [job.exit_code for job in pod.ray.jobs.values()] == [10]
-    assert any("stopping: the workers commit and leave" in line for line in pod.lines)
+    assert committed[-1] == 12
+    assert [job.status for job in pod.ray.jobs.values()] == ["RUNNING"]
+    notice = files.read_json(pod.directory.notice)
+    assert notice is not None
+    assert (notice["stop"], notice["leave"]) == (False, False)
+    assert any("the workers commit and train on" in line for line in pod.lines)
 
 
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # the signal may arrive while one is opened

@@ -48,8 +48,20 @@ def test_phase_of_a_lost_driver_is_replaced_before_the_next_one_starts(tmp_path:
     assert phases == ["Starting"]
 
 
-@pytest.mark.parametrize("beside_head", [True, False])
-def test_termination_is_a_lost_head_for_a_supervisor_beside_it(tmp_path: Path, beside_head: bool) -> None:
+def test_termination_of_a_supervisor_beside_its_head_leaves_the_attempt_to_the_next_one(tmp_path: Path) -> None:
+    def is_terminated(ray: ScriptedRay) -> int | None:
+        run.control.terminate()
+        return None
+
+    run = Run(tmp_path, is_terminated)
+    with pytest.raises(StoppedError):
+        run(beside_head=True)
+    ledger = Ledger(run.directory)
+    assert ledger.open_attempts() == {1: False}
+    assert ledger.records("stopped") == [], "a job that lost its head is still to be trained"
+
+
+def test_termination_of_a_supervisor_stops_the_job(tmp_path: Path) -> None:
     def is_terminated(ray: ScriptedRay) -> int | None:
         run.control.terminate()
         return None
@@ -57,11 +69,10 @@ def test_termination_is_a_lost_head_for_a_supervisor_beside_it(tmp_path: Path, b
     run = Run(tmp_path, is_terminated)
     run.ray.notice = run.directory.notice
     with pytest.raises(StoppedError):
-        run(beside_head=beside_head)
+        run()
     assert run.attempts() == [(1, 10)]
-    assert run.causes() == (["headLost"] if beside_head else [])
-    stopped = Ledger(run.directory).records("stopped")
-    assert len(stopped) == (0 if beside_head else 1), "a job that lost its head is still to be trained"
+    assert run.causes() == []
+    assert len(Ledger(run.directory).records("stopped")) == 1
 
 
 @pytest.mark.parametrize(("code", "error"), [(20, JobError), (30, SupersededError)])

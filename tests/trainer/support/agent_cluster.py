@@ -18,6 +18,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.ray_head import local as local_ray
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily
 from spotune_trainer.training.task import WorkerTask
+from spotune_trainer.worker_group.agent_daemon import PROCESS_NAME
 from spotune_trainer.worker_group.agent_pool import AgentPool
 from spotune_trainer.worker_group.result import GroupResult
 from tests.trainer.support.connected_ray import connected_ray
@@ -50,10 +51,15 @@ class Cluster:
     runs: Runs
     family: ProcessFamily
     slots: int
+    directory: Path
     draining: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.agents = AgentPool(draining=lambda: self.draining)
+        self.agents = self.new_pool()
+
+    def new_pool(self) -> AgentPool:
+        """The pool of another driver."""
+        return AgentPool(self.directory, draining=lambda: self.draining)
 
     def ranks(self) -> dict[str, Process]:
         """Processes of the ranks, by name."""
@@ -61,7 +67,7 @@ class Cluster:
 
     def agent(self) -> Process:
         """The process of the only agent."""
-        (found,) = self.named("ray::NodeAgent").values()
+        (found,) = self.named(PROCESS_NAME).values()
         return found
 
     def agent_memory_bytes(self) -> int:
@@ -135,7 +141,7 @@ def started_cluster(runs: Runs, folder: Path, *slots: int) -> Iterator[Cluster]:
         head = stack.enter_context(connected_ray(folder, slots[0]))
         for further in slots[1:]:
             stack.enter_context(_started_node(head, further))
-        yield Cluster(runs, head.family, sum(slots))
+        yield Cluster(runs, head.family, sum(slots), runs.empty("agents").root)
 
 
 @contextmanager

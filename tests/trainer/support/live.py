@@ -22,6 +22,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.supervisor.ray_head.local import RunningRay
 from spotune_trainer.supervisor.ray_head.processes import Process, command_line, find_process
+from spotune_trainer.worker_group.agent_daemon import PROCESS_NAME
 
 _PATIENCE_SECONDS = 240.0
 _SPOTUNE = "from spotune.cli.main import main; main()"
@@ -111,6 +112,10 @@ class LiveRun:
         """The processes of the newest group, in the order of their ranks."""
         ranks = {process_name(process): process for process in self._ray().family.members()}
         return [ranks[name] for name in sorted(ranks) if name.startswith("spotune-rank-")]
+
+    def agents(self) -> list[Process]:
+        """The processes of the node agents."""
+        return [process for process in self._ray().family.members() if process_name(process) == PROCESS_NAME]
 
     def driver(self) -> Process:
         """The process of the running driver."""

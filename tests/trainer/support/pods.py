@@ -94,7 +94,7 @@ class DriverlessRay(JobsClient):
     def record(self) -> dict[str, Any] | None:
         return None
 
-    def shut_down(self) -> None: ...
+    def shut_down(self, *, spares_ranks: bool = False) -> None: ...
 
     def _refuse_while_away(self) -> None:
         if self.is_away:

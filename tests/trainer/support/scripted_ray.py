@@ -50,7 +50,7 @@ class ScriptedRay:
     def record(self) -> dict[str, Any] | None:
         return None
 
-    def shut_down(self) -> None:
+    def shut_down(self, *, spares_ranks: bool = False) -> None:
         self.alive = False
         self.jobs = {}
 

@@ -13,7 +13,7 @@ from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.driver.driver import DriverDependencies
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import WorkerTask
-from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Trained
+from spotune_trainer.worker_group.result import Failed, FoundGroup, GroupResult, Slots, Trained
 from tests.trainer.support.checkpoints import commit_checkpoint
 
 SUMMARY = {"steps": 10, "samples": 150, "trainLoss": 1.5, "evalLoss": 1.25, "exportSha256": "ab"}
@@ -56,6 +56,15 @@ class SimulatedAgents:
     def run_group(self, task: WorkerTask, world_size: int) -> GroupResult:
         return self.cluster.run_group(task, world_size)
 
+    def find_group(self, generation: int) -> FoundGroup | None:
+        return self.cluster.left_group
+
+    def adopt_group(self, group: FoundGroup) -> GroupResult:
+        return self.cluster.run_group(group.task, group.world_size)
+
+    def kill_ranks(self) -> None:
+        self.cluster.left_group = None
+
 
 @dataclass
 class SimulatedCluster:
@@ -71,6 +80,7 @@ class SimulatedCluster:
         started: times at which they started, in seconds.
         now: the clock, in seconds.
         while_sleeping: called at each sleep of the driver.
+        left_group: what is found of the group of an earlier driver.
     """
 
     groups: list[ScriptedGroup]
@@ -82,6 +92,7 @@ class SimulatedCluster:
     started: list[float] = field(default_factory=list)
     now: float = 0.0
     while_sleeping: Callable[[], object] | None = None
+    left_group: FoundGroup | None = None
 
     def dependencies(self) -> DriverDependencies:
         return DriverDependencies(SimulatedAgents(self), lambda: self.now, self.sleep)
@@ -97,8 +108,9 @@ class SimulatedCluster:
         self.sizes.append(world_size)
         self.started.append(self.now)
         logs, directory = task.logs, JobDirectory(Path(task.directory))
-        logs.root.mkdir(parents=True)
+        logs.root.mkdir(parents=True, exist_ok=True)
         first = CheckpointName.parse(task.restore).step if task.restore else 0
+        first = max((line["step"] for line in files.read_lines(logs.steps)), default=first)  # of a group that goes on
         for step in range(first + 1, group.last_step + 1):
             record = {"generation": task.generation, "step": step, "seconds": 0.1, "tokens": 10, "loss": 1.0}
             files.append_json(logs.steps, {**record, "productiveSeconds": 0.08})

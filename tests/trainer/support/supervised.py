@@ -52,7 +52,7 @@ class SharedRay:
     def record(self) -> dict[str, Any] | None:
         return self._running.to_json()
 
-    def shut_down(self) -> None:
+    def shut_down(self, *, spares_ranks: bool = False) -> None:
         pass
 
 

@@ -17,6 +17,7 @@ from spotune_trainer.checkpoint.generations import choose_checkpoint
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.supervisor.ray_head.processes import Process
 from spotune_trainer.training.task import WorkerTask
+from spotune_trainer.worker_group.agent_daemon import PROCESS_NAME
 from spotune_trainer.worker_group.result import Failed, Slots, Stopped, Trained, Yielded
 from tests.trainer.support.agent_cluster import LAYOUT, Cluster, Group, kill, next_task, started_cluster, until
 from tests.trainer.support.live import held_segments
@@ -237,6 +238,43 @@ def test_ranks_exit_with_their_agent_and_a_new_agent_replaces_it(cluster: Cluste
     assert cluster.agent() != agent
 
 
+def test_ranks_train_on_without_a_driver_and_the_next_driver_gets_their_results(cluster: Cluster) -> None:
+    group = cluster.start()
+    agent, ranks = cluster.agent(), cluster.ranks()
+    lose_driver(cluster)
+    assert isinstance(group.result(), Failed), "the lost driver's view"
+    step = len(list(files.read_lines(group.task.logs.steps)))
+    until(lambda: len(list(files.read_lines(group.task.logs.steps))) > step + 3)
+
+    cluster.agents = cluster.new_pool()
+    cluster.ensure()
+    assert (cluster.agent(), cluster.ranks()) == (agent, ranks)
+    assert cluster.agents.find_group(group.task.generation + 1) is None
+    found = cluster.agents.find_group(group.task.generation)
+    assert found is not None
+    assert (found.is_complete, found.world_size, found.has_failed) == (True, 2, False)
+    kill(ranks["spotune-rank-1"])
+    until(lambda: not cluster.ranks())
+    assert cluster.agents.adopt_group(found) == Failed(FailureCause.WORKER_LOST, "lost rank 1 (SIGKILL)")
+
+
+def test_driver_that_starts_another_group_ends_the_ranks_of_an_earlier_driver(cluster: Cluster) -> None:
+    group = cluster.start()
+    ranks = cluster.ranks()
+    lose_driver(cluster)
+    group.result()
+    cluster.agents = cluster.new_pool()
+    cluster.ensure()
+    assert isinstance(cluster.agents.run_group(cluster.task(), 2), Trained)
+    assert not any(process.is_alive() for process in ranks.values())
+
+
+def lose_driver(cluster: Cluster) -> None:
+    """Kill the Ray actors, as the loss of their driver does."""
+    for process in cluster.named("ray::NodeProxy").values():
+        kill(process)
+
+
 def test_ranks_exit_with_their_forkserver_and_the_next_group_gets_a_new_one(cluster: Cluster) -> None:
     group = cluster.start()
     parent = int(Path(f"/proc/{cluster.ranks()['spotune-rank-0'].pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
@@ -265,6 +303,6 @@ def test_draining_node_keeps_its_agent_until_its_group_has_exited(cluster: Clust
     group.result()
     assert cluster.agents.occupied() == set()
     assert cluster.agents.ensure(gpus=False) == Slots(0, 0, 0)
-    until(lambda: not cluster.named("ray::NodeAgent"))
+    until(lambda: not cluster.named(PROCESS_NAME))
     cluster.draining = {}
     cluster.ensure()

@@ -19,6 +19,7 @@ from spotune_trainer.checkpoint.memory.spare_memory import shortage
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.ray_head.processes import Process, find_process
 from spotune_trainer.training.task import WorkerTask
+from spotune_trainer.worker_group.agent_daemon import PROCESS_NAME
 from spotune_trainer.worker_group.result import Failed, Trained
 from tests.trainer.support.agent_cluster import LAYOUT, Cluster, Group, kill, next_task, started_cluster, until
 from tests.trainer.support.live import process_name
@@ -57,7 +58,7 @@ def is_copied(task: WorkerTask, checkpoint: Checkpoint) -> bool:
 def agent_of(rank: Process) -> Process:
     """The agent of a rank: the parent of the fork server that forked it."""
     process = rank
-    while not process_name(process).startswith("ray::NodeAgent"):
+    while not process_name(process).startswith(PROCESS_NAME):
         parent = int(Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
         found = find_process(parent)
         assert found is not None

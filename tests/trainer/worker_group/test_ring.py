@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
-from spotune_trainer.worker_group.agent_pool import others_of
-from spotune_trainer.worker_group.node_agent import OtherNodes
+from spotune_trainer.worker_group.node_state import OtherNodes, others_of
 
 A, B, C, IDLE = (PeerAddress(f"10.0.0.{number}", 4000) for number in range(4))
 

@@ -111,6 +111,14 @@ def last_logged_step(directory: JobDirectory, generation: int, first_step: int) 
     return max((line["step"] for line in lines), default=first_step)
 
 
+def steps_lost_after(directory: JobDirectory, step: int) -> int:
+    """Number of steps after `step` of the newest generation, whose successor starts from `step`."""
+    generations = list_generations(directory)
+    if not generations:
+        return 0
+    return max(0, last_logged_step(directory, generations[-1].number, generations[-1].first_step) - step)
+
+
 def in_lineage(name: CheckpointName, generations: Iterable[Generation]) -> bool:
     """Whether a checkpoint counts: no later generation started from an older checkpoint."""
     return all(later.first_step >= name.step for later in generations if later.number > name.generation)

@@ -52,7 +52,7 @@ def run_driver(directory: JobDirectory, attempt: int) -> int:
     assert job is not None, "the supervisor has written it"
     started = time.monotonic()
     ray.init(address="auto", log_to_driver=False)
-    agents = AgentPool()
+    agents = AgentPool(directory.root)
     agents.ensure(job.spec.workers.gpus > 0)
     seconds = time.monotonic() - started
 

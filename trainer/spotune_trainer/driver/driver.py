@@ -24,10 +24,11 @@ from spotune_trainer.checkpoint.generations import (
     claim,
     is_superseded,
     last_logged_step,
-    list_generations,
+    steps_lost_after,
 )
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
+from spotune_trainer.driver.adoption import Adoption
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
@@ -41,6 +42,7 @@ from spotune_trainer.export.hub import upload_checkpoints, upload_export
 from spotune_trainer.job_directory.job import has_commits, job_of, training_length
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
+from spotune_trainer.job_directory.notice import raise_if_stopped
 from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.goodput_ledger import (
@@ -53,6 +55,7 @@ from spotune_trainer.training.task import WorkerTask
 from spotune_trainer.worker_group.result import (
     CorruptCheckpoint,
     Failed,
+    FoundGroup,
     GroupResult,
     Stopped,
     Superseded,
@@ -117,7 +120,9 @@ class Driver:
         """
         with self.status:
             try:
-                record_lost_generations(self.ledger, self.directory)
+                adoption = Adoption(self.directory, self.ledger, self.dependencies.agents, self.status)
+                left = adoption.find(self.job.spec.workers, self.dependencies.sleep)
+                record_lost_generations(self.ledger, self.directory, left.task.generation if left else None)
                 # Fail early if a metric or a task cannot be loaded: before data preparation and the wait for workers.
                 evaluation = self.job.spec.training.evaluation
                 build_metrics(evaluation)
@@ -125,8 +130,9 @@ class Driver:
                     check_tasks(evaluation.harness, evaluation.best)
                 with upload_checkpoints(self.job, self.directory):
                     self._prepare()
-                    while not self._run_generation():
-                        pass
+                    trained = left is not None and self._finish_left_group(adoption, left)
+                    while not trained:
+                        trained = self._run_generation()
             except SpotuneError as error:
                 self.status.update(Phase.FAILED if isinstance(error, JobError) else None, message=str(error))
                 raise
@@ -152,8 +158,19 @@ class Driver:
             world_size = self._wait_for_workers()
         self.status.record_startup("plan", plan_seconds)
         task = self._claim(choice.checkpoint, plan, world_size, plan_seconds)
+        agents = self.dependencies.agents
+        return self._finish_group(task, plan, world_size, lambda: agents.run_group(task, world_size))
+
+    def _finish_left_group(self, adoption: Adoption, group: FoundGroup) -> bool:
+        """Wait for the worker group of an earlier driver, and handle its result. Returns True once it is trained."""
+        task, plan = group.task, RunPlan.from_json(group.task.plan)
+        self._claimed_generation, self._planned_minimum = task.generation, plan.min_world_size
+        return self._finish_group(task, plan, group.world_size, lambda: adoption.result(group))
+
+    def _finish_group(self, task: WorkerTask, plan: RunPlan, world_size: int, run: Callable[[], GroupResult]) -> bool:
+        """Watch over a worker group until `run` returns, and handle its result. Returns True once it is trained."""
         with self._watch_nodes(task, world_size) as watch:
-            result = self.dependencies.agents.run_group(task, world_size)
+            result = run()
         self.status.finish_generation()
         failed = isinstance(result, Failed | CorruptCheckpoint | Superseded)
         record_generation_ended(self.ledger, self.directory, task.generation, time.time(), failed=failed)
@@ -200,7 +217,7 @@ class Driver:
                 workers={"running": 0, "wanted": desired},
                 message=f"{slots.ready} of {desired} workers are ready ({minimum} are needed{reason})",
             )
-            self._raise_if_stopped()
+            raise_if_stopped(self.directory)
             self.dependencies.sleep(_POLL_SECONDS)
             self._reload_job()
 
@@ -231,10 +248,8 @@ class Driver:
                 f"another driver of this job has started a generation after {self._claimed_generation}"
             )
         name = checkpoint.name if checkpoint else None
-        lost, lost_seconds = (
-            self._count_lost_steps(name),
-            productive_seconds_after(self.directory, name.step if name else 0),
-        )
+        step = name.step if name else 0
+        lost, lost_seconds = steps_lost_after(self.directory, step), productive_seconds_after(self.directory, step)
         generation = claim(self.directory, name)
         self._claimed_generation = generation.number
         self.ledger.append(
@@ -283,14 +298,6 @@ class Driver:
         self.ledger.append(event, generation=generation, **values)
         if event == "leaving":
             self.status.update(message=": ".join(filter(None, (values["reason"], values.get("why")))))
-
-    def _count_lost_steps(self, restored: CheckpointName | None) -> int:
-        """Number of steps of the newest generation after `restored`, from which the next generation starts."""
-        generations = list_generations(self.directory)
-        if not generations:
-            return 0
-        last = last_logged_step(self.directory, generations[-1].number, generations[-1].first_step)
-        return max(0, last - (restored.step if restored else 0))
 
     def _handle_result(self, result: GroupResult, plan: RunPlan, task: WorkerTask, watch: NodeWatch) -> bool:
         """Act on the result of a worker group. Returns True once the model is trained."""
@@ -361,7 +368,7 @@ class Driver:
             save_plan(self.directory, plan.use_less_memory(step))
         deadline = self.dependencies.clock() + decision.after_seconds
         while self.dependencies.clock() < deadline:
-            self._raise_if_stopped()
+            raise_if_stopped(self.directory)
             self.status.update()
             self.dependencies.sleep(_POLL_SECONDS)
 
@@ -378,14 +385,6 @@ class Driver:
     def _last_step(self, task: WorkerTask) -> int:
         first = CheckpointName.parse(task.restore).step if task.restore else 0
         return last_logged_step(self.directory, task.generation, first)
-
-    def _raise_if_stopped(self) -> None:
-        """Raise StoppedError if a notice asks the run to stop. Only while no group runs: there is nothing to commit."""
-        notice = files.read_json(self.directory.notice)
-        if notice is not None and notice["stop"]:
-            raise StoppedError(
-                "stopped on request while waiting for workers; the same command resumes from the last commit"
-            )
 
 
 def run_attempt(driver: Driver) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -153,6 +153,26 @@ class StatusPublisher:
             self._status["stepsLost"] = self._ledger.steps_lost()
             self._status["phase"] = Phase.LOADING.value
 
+    def adopt_generation(self, started: Mapping[str, Any]) -> None:
+        """Publish what a worker group does that an earlier driver has started and that has trained on.
+
+        Args:
+            started: its `generation-started` event.
+        """
+        with self._lock:
+            for tracker in self._trackers:  # they get all of its steps again
+                tracker.rewind(started["step"])
+            generation = started["generation"]
+            copied = [event for event in self._ledger.records() if event.get("generation") == generation]
+            self._generation = _GenerationFiles(self._directory.generation_logs(generation), copied)
+            self._group_started_at = started["time"]
+            workers = {"running": 0, "wanted": started["worldSize"]}
+            resumed_from = started["step"] or None
+            self._status.update(generation=generation, resumedFromStep=resumed_from, workers=workers, message=None)
+            self._status["phase"] = Phase.LOADING.value
+            self._read(self._generation)
+            self._publish()
+
     def finish_generation(self) -> None:
         """Read the last records of the worker group, which has exited."""
         self.refresh()
@@ -178,7 +198,8 @@ class StatusPublisher:
             for tracker in self._trackers:
                 tracker.log_step(record)
         for record in generation.events.read():
-            self._ledger.append_record({**record, "generation": self._status["generation"]})
+            if not generation.is_copied(record):
+                self._ledger.append_record({**record, "generation": self._status["generation"]})
             for tracker in self._trackers:
                 if record["event"] == "evaluated":
                     tracker.log_evaluation(record)
@@ -208,11 +229,21 @@ class StatusPublisher:
 
 
 class _GenerationFiles:
-    """Files that the workers of a generation write, and how far each has been read."""
+    """Files that the workers of a generation write, and how far each has been read.
 
-    def __init__(self, logs: GenerationLogs) -> None:
+    Args:
+        logs: their folder.
+        copied: events that are in the ledger already.
+    """
+
+    def __init__(self, logs: GenerationLogs, copied: Sequence[Mapping[str, Any]] = ()) -> None:
         self.logs = logs
+        self._copied = {(event["time"], event["event"]) for event in copied}
         self.steps = LineReader(logs.steps)
         self.events = LineReader(logs.events)
         self.heartbeat = 0
         self.progress: dict[str, Any] | None = None
+
+    def is_copied(self, event: Mapping[str, Any]) -> bool:
+        """Whether an event of the workers is in the ledger already."""
+        return (event["time"], event["event"]) in self._copied

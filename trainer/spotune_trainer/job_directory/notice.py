@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spotune.errors import StoppedError
 from spotune.resize.times import seconds_before_deadline
 from spotune_trainer import files
+from spotune_trainer.job_directory.layout import JobDirectory
 
 logger = logging.getLogger("spotune.worker")
 
@@ -67,6 +69,24 @@ def write_notice(
     deadline = now + seconds if seconds is not None else None
     notice = {"time": now, "deadline": deadline, "stop": stop, "leave": leave, "reason": reason}
     files.write_json(path, {**notice, "commitWithin": commit_within_seconds})
+
+
+def is_stop_requested(directory: JobDirectory) -> bool:
+    """Whether a notice asks the workers of the job to commit and end the run."""
+    notice = files.read_json(directory.notice)
+    return notice is not None and bool(notice["stop"])
+
+
+def raise_if_stopped(directory: JobDirectory) -> None:
+    """To be called only while no group runs: there is nothing to commit.
+
+    Raises:
+        StoppedError: a notice asks the run to stop.
+    """
+    if is_stop_requested(directory):
+        raise StoppedError(
+            "stopped on request while waiting for workers; the same command resumes from the last commit"
+        )
 
 
 class NoticeWatch:

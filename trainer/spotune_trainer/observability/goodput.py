@@ -43,6 +43,8 @@ The rules behind the picture:
 4. `secondsLost` of a generation's start moves from productive to lost: steps after the checkpoint that it restores.
 5. The interval since the last event is open. `TimeBreakdown.seconds` closes it at a given time; if a generation runs,
    it is divided by what its rank 0 has measured so far (`stopwatch.py`).
+6. A generation that trained on without its driver, and was adopted by the next one, runs through: events of the lost
+   driver between its start and `adopted` cut nothing.
 
 Everything is counted in whole milliseconds, which add up exactly.
 """
@@ -64,6 +66,7 @@ TIMELINE_EVENTS = frozenset(
         "failure",
         "generation-started",
         "generation-ended",
+        "adopted",
         "stopped",
         "finished",
     }
@@ -183,12 +186,30 @@ def _running_generation(cuts: Sequence[_Cut]) -> int | None:
 
 def _timeline(events: Sequence[Record]) -> list[_Cut]:
     """Where the events cut the time, in order of time."""
+    events = _without_lost_drivers(events)
     ended: dict[int, Record] = {}
     for event in events:
         if event["event"] == "generation-ended":
             ended.setdefault(event["generation"], event)
     starts = sorted(_time(event) for event in events if event["event"] in ("attempt-started", "generation-started"))
     return sorted((cut for event in events for cut in _cuts(event, ended, starts)), key=lambda cut: cut.time)
+
+
+def _without_lost_drivers(events: Sequence[Record]) -> list[Record]:
+    """The events without those of drivers and heads that were lost while a generation trained on.
+
+    A `adopted` event says that a generation has run since its start, whatever was recorded in between.
+    """
+    started = {event["generation"]: _time(event) for event in events if event["event"] == "generation-started"}
+    spans = [
+        (started[e["generation"]], _time(e)) for e in events if e["event"] == "adopted" and e["generation"] in started
+    ]
+
+    def is_within(event: Record) -> bool:
+        is_of_driver = event["event"] in ("attempt-started", "attempt-ended", "failure", "waiting")
+        return is_of_driver and any(begin < _time(event) <= end for begin, end in spans)
+
+    return [event for event in events if event["event"] != "adopted" and not is_within(event)]
 
 
 def _cuts(event: Record, ended: Mapping[int, Record], starts: Sequence[int]) -> Iterator[_Cut]:

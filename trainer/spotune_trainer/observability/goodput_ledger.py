@@ -82,11 +82,17 @@ def record_generation_ended(
     )
 
 
-def record_lost_generations(ledger: Ledger, directory: JobDirectory) -> None:
-    """Record the end of generations that were lost with their driver: the last sign of life of their workers."""
+def record_lost_generations(ledger: Ledger, directory: JobDirectory, running: int | None = None) -> None:
+    """Record the end of generations that were lost with their driver: the last sign of life of their workers.
+
+    Args:
+        ledger: of the job.
+        directory: of the job.
+        running: number of a generation that trains on without its driver.
+    """
     ended = {event["generation"] for event in ledger.records("generation-ended")}
     for start in ledger.records("generation-started"):
-        if start["generation"] not in ended:
+        if start["generation"] not in ended and start["generation"] != running:
             progress = files.read_json(directory.generation_logs(start["generation"]).progress)
             last_sign = min(progress["time"], time.time()) if progress else start["time"]
             record_generation_ended(ledger, directory, start["generation"], last_sign, failed=True)

@@ -70,7 +70,7 @@ class AttemptWatch:
         now = time.monotonic()
         overdue = self._stop_requested is not None and now - self._stop_requested > self._timing.stop
         if overdue or now - self._last_response > self._timing.unavailable:
-            self._head.shut_down()
+            self._head.shut_down(spares_ranks=True)
         if not self._head.is_alive():
             return None
         try:
@@ -90,7 +90,7 @@ class AttemptWatch:
         try:
             self._client.stop(self._id)
         except JobsUnavailableError:
-            self._head.shut_down()
+            self._head.shut_down(spares_ranks=True)
 
 
 class RunWatch:

@@ -82,7 +82,7 @@ class Recovery:
     def ensure_head(self) -> None:
         """Start a new head if the present one is not alive."""
         if not self._head.is_alive():
-            self._head.shut_down()
+            self._head.shut_down(spares_ranks=True)
             self._start_head()
             self._record_supervisor()
 

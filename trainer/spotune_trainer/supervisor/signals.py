@@ -110,11 +110,18 @@ class StopRequest:
         self._draining = True
 
     def notify_workers(self) -> None:
-        """If a stop is pending, write the notice to the workers, once."""
+        """If a stop is pending, write the notice to the workers, once.
+
+        If only the head ends, they commit and train on. The next head's driver adopts them.
+        """
         if not self.is_pending or self._deadline is not None:
             return
         seconds = self._control.grace_seconds or self._notice_seconds
         self._deadline = time.time() + seconds
+        if self.loses_head:
+            write_notice(self._directory.notice, seconds=seconds, reason="the head is about to end")
+            self._view.log("the head ends: the workers commit and train on")
+            return
         write_notice(self._directory.notice, seconds=seconds, stop=True, reason="the supervisor was asked to stop")
         hint = "; send the signal again to leave at once" if self._control.terminating else ""
         self._view.log(f"stopping: the workers commit and leave{hint}")

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedError, SupersededError
 from spotune.job import RetrySpec
-from spotune.retry import Failure, FailureCause
+from spotune.retry import Failure
 from spotune_trainer import files
 from spotune_trainer.job_directory.job import has_finished
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -171,9 +171,13 @@ class Supervisor:
         heartbeat.restart(time.monotonic())
         in_ray = AttemptWatch(self._head, attempt, self._timing)
         hung = False
+        commit_step: int | None = None
         while True:
             self._watch.poll()
             self._stop.notify_workers()
+            if self._stop.loses_head:
+                commit_step = self._watch.status.get("step") or 0 if commit_step is None else commit_step
+                self._leave_workers_after_commit(commit_step)
             if not hung and heartbeat.is_stale(time.monotonic()):
                 hung = True
                 age = heartbeat.age_seconds(time.monotonic())
@@ -187,6 +191,18 @@ class Supervisor:
                 return driver_exit, job.exit_code if job else None
             time.sleep(self._timing.poll)
 
+    def _leave_workers_after_commit(self, step: int) -> None:
+        """Leave the driver and its workers to the end of the head, once they need nothing more of it.
+
+        Raises:
+            StoppedError: the workers have committed `step`, or there is nothing to commit.
+        """
+        status = self._watch.status
+        is_training = status.get("phase") in (Phase.TRAINING, Phase.EVALUATING)
+        committed = (status.get("lastCheckpoint") or {}).get("step", 0)
+        if not is_training or committed >= step or self._stop.is_overdue:
+            raise StoppedError("the head ends; its workers train on, and the next head continues with them")
+
     def _conclude(self, attempt: Attempt, driver_exit: DriverExit, exit_code: int | None) -> Resubmit | ExitSupervisor:
         """Record the exit of an attempt, and decide what follows."""
         self._ledger.append("attempt-ended", attempt=attempt.number, exitCode=exit_code)
@@ -197,9 +213,6 @@ class Supervisor:
             self._failures.append(failure)
             if driver_exit is not DriverExit.INFRASTRUCTURE:  # the driver has recorded that one itself
                 record_failure(self._directory, failure.cause, failure.message, failure.step)
-        elif driver_exit is not DriverExit.DONE and self._stop.loses_head:
-            message = "the head's pod was terminated, after the workers were asked to commit"
-            record_failure(self._directory, FailureCause.HEAD_LOST, message, step)
         return next_action(driver_exit, self._failures, self._retry(), now=time.time(), stopping=stopping)
 
     def _reason(self, attempt: Attempt, driver_exit: DriverExit) -> str:

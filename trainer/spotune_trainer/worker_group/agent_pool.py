@@ -1,4 +1,8 @@
-"""The driver's pool of node agents: one Ray actor on each node of the cluster, which runs the ranks of that node."""
+"""The driver's pool of node agents: one on each node of the cluster, which runs the ranks of that node.
+
+A Ray actor (`node_proxy.py`) connects the driver to each of them. The agents themselves outlive driver and head, so the
+next driver can go on with a worker group that still trains.
+"""
 
 from __future__ import annotations
 
@@ -7,60 +11,49 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private.state import state as ray_state
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from spotune.errors import InfrastructureError
 from spotune.retry import FailureCause
-from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
 from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.node_agent import (
     GRACE_SECONDS,
     GRACE_SECONDS_OF_KEPT,
-    NodeAgent,
-    NodeInfo,
-    OtherNodes,
 )
-from spotune_trainer.worker_group.result import Failed, GroupResult, Slots, Yielded, classify_exit
-
-
-def slots_by_node(nodes: Iterable[Mapping[str, Any]], gpus: bool) -> dict[str, int]:
-    """Worker slots of each living node of a Ray cluster: one for each whole GPU or, without GPUs, each CPU.
-
-    Args:
-        nodes: what `ray.nodes()` returns.
-        gpus: whether workers train on GPUs.
-    """
-    resource = "GPU" if gpus else "CPU"
-    slots = {node["NodeID"]: int(node["Resources"].get(resource, 0)) for node in nodes if node["Alive"]}
-    return {node: number for node, number in slots.items() if number > 0}
-
+from spotune_trainer.worker_group.node_proxy import NodeProxy
+from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, others_of
+from spotune_trainer.worker_group.ray_nodes import draining_nodes, slots_by_node
+from spotune_trainer.worker_group.result import (
+    Failed,
+    FoundGroup,
+    GroupResult,
+    Slots,
+    Yielded,
+    classify_exit,
+    found_group,
+)
 
 logger = logging.getLogger("spotune.driver")
 
 _CALLS_AT_ONCE = 8
 _REPLY_SECONDS = 30.0
+_EXIT_SECONDS = 2.0
+"""An agent that does not end within this time is left to itself; without a driver it ends later."""
 _IMPORT_SECONDS = 300.0
 """Timeout of the first process on a node, which waits for the imports of the fork server."""
 _RESTART_SECONDS = 5.0
 """Delay before a dead agent is replaced on its node."""
 _KEEP_PROCESSES = "SPOTUNE_KEEP_RANK_PROCESSES"
 """Environment variable of the driver; 1: processes are kept. Not the default until it is tried on GPUs (ADR 57)."""
-
-
-def draining_nodes() -> dict[str, float]:
-    """Draining nodes of the Ray cluster, each with its deadline in seconds since the epoch (0: no deadline).
-
-    Ray Train's preemption watcher uses the same call. Ray has no public API for it.
-    """
-    return {node: deadline / 1000 for node, deadline in ray_state.get_draining_nodes().items()}
 
 
 @dataclass
@@ -74,7 +67,7 @@ class _Agent:
         handle: of the actor.
         info_ref: result of `NodeAgent.info()`; resolves once the actor has started.
         imported_ref: result of `NodeAgent.import_modules()`; resolves once a rank starts there without imports.
-        death_ref: result of `NodeAgent.block_forever()`; resolves, with an error, once the actor is dead.
+        death_ref: result of `NodeProxy.block_forever()`; resolves, with an error, once actor or agent is dead.
         placements: of the ranks of the running group; empty if it runs none.
     """
 
@@ -106,30 +99,36 @@ class AgentPool:
 
     The Ray references of four calls serve as events, which the pool polls with `ray.wait`:
 
-        pool                                   NodeAgent (actor)
+        pool                                   NodeProxy (actor), which passes the calls on to NodeAgent
           | -- info() ---------------------------> |   info_ref resolves: started, imports are under way
           | -- import_modules() -----------------> |   imported_ref resolves: a rank starts without imports
-          | -- block_forever() ------------------> |   death_ref resolves with an error: actor or node is dead
+          | -- block_forever() ------------------> |   death_ref resolves with an error: agent or node is dead
           | -- run_ranks(task, placements, ...) -> |   one call for each group; resolves with its RankResults,
           |                                        |   or with an error if the agent dies meanwhile
           | -- abort(generation) ----------------> |   a rank elsewhere has failed: run_ranks ends within a grace period
 
-    An agent that dies is replaced. An agent on a draining node is kept while it runs ranks, then killed.
+    An agent that dies is replaced. An agent on a draining node is kept while it runs ranks, then ended.
+
+    A group of an earlier driver may still run. `find_group` returns it once the agents of all its ranks are known, and
+    `adopt_group` then waits for its results as `run_group` does.
 
     With `SPOTUNE_KEEP_RANK_PROCESSES=1`, the other ranks keep their processes for the next group after a lost rank, and
     after a group that yielded. After any other failure all processes are new ones, because their state may be a part of
     the problem.
 
     Args:
+        directory: of the job: agents of another one are not used.
         nodes: the cluster's nodes, as `ray.nodes()` returns them.
         draining: the draining ones, with their deadlines.
     """
 
     def __init__(
         self,
+        directory: Path,
         nodes: Callable[[], Sequence[Mapping[str, Any]]] = ray.nodes,
         draining: Callable[[], Mapping[str, float]] = draining_nodes,
     ) -> None:
+        self._directory = str(directory)
         self._draining = draining
         self._nodes = nodes
         self._agents: dict[str, _Agent] = {}
@@ -137,6 +136,7 @@ class AgentPool:
         self._lock = threading.RLock()
         self._reuse_processes = False
         self._secret = secrets.token_bytes(32)
+        self._driver = uuid.uuid4().hex
 
     def ensure(self, gpus: bool) -> Slots:
         """Start missing agents, and remove dead ones and idle ones on nodes that are draining or have changed.
@@ -155,7 +155,7 @@ class AgentPool:
                     self._kill(agent)
             for node, slots in slots_of.items():
                 if node not in self._agents and time.monotonic() >= self._not_before.get(node, 0.0):
-                    self._agents[node] = _start(node, slots, gpus, self._secret)
+                    self._agents[node] = self._start(node, slots, gpus)
             ready = [agent for agent in self._agents.values() if agent.node in slots_of and agent.is_ready()]
             imported = sum(agent.slots for agent in ready if agent.has_imported())
             return Slots(sum(slots_of.values()), sum(agent.slots for agent in ready), imported)
@@ -180,7 +180,7 @@ class AgentPool:
         for agent in ready:
             with suppress(RayError):
                 if gpus:
-                    return int(ray.get(agent.handle.gpu_memory_bytes.remote(), timeout=_IMPORT_SECONDS))
+                    return int(ray.get(agent.handle.call.remote("gpu_memory_bytes"), timeout=_IMPORT_SECONDS))
                 return agent.info().memory_bytes // min(agent.slots, workers)
         raise InfrastructureError(
             "the memory of a worker is unknown: no node agent replied; the nodes may have been lost"
@@ -188,12 +188,39 @@ class AgentPool:
 
     def run_group(self, task: WorkerTask, world_size: int) -> GroupResult:
         """Run one generation on `world_size` ranks; returns when all of them have exited."""
+        none = f"there are no longer slots for {world_size} workers"
+        return self._result_of(task, lambda: self._start_ranks(task, world_size), none)
+
+    def find_group(self, generation: int) -> FoundGroup | None:
+        """The group of a generation that an earlier driver has started; None if ready agents have no rank of it."""
+        return found_group(list(self._groups_of(generation).values()))
+
+    def adopt_group(self, group: FoundGroup) -> GroupResult:
+        """Wait until all ranks of a complete group have exited that an earlier driver has started."""
+        return self._result_of(group.task, lambda: self._find_ranks(group), "its nodes are gone")
+
+    def kill_ranks(self) -> None:
+        """Kill all ranks on ready agents: those of earlier drivers."""
+        with self._lock:
+            ready = [agent for agent in self._agents.values() if agent.is_ready()]
+        with suppress(RayError):
+            for ended in [agent.handle.call.remote("kill_ranks") for agent in ready]:
+                ray.wait([ended], timeout=_REPLY_SECONDS)
+
+    def _result_of(self, task: WorkerTask, start: Callable[[], dict[Any, _Agent]], otherwise: str) -> GroupResult:
+        """The result of a group.
+
+        Args:
+            task: of its generation.
+            start: starts or finds its ranks; returns a call for each of their agents.
+            otherwise: the error if it returns none.
+        """
         results: list[RankResult] = []
         lost: dict[int, str] = {}
-        ray_error = f"there are no longer slots for {world_size} workers"
+        ray_error = otherwise
         try:
-            if self._place_ranks(world_size):
-                ray_error = self._run_ranks(task, results, lost)
+            if calls := start():
+                ray_error = self._wait_for_ranks(task, calls, results, lost)
         except RayError as error:
             ray_error = str(error)
         finally:
@@ -203,6 +230,32 @@ class AgentPool:
         result = classify_exit(task.logs, results, lost, ray_error)
         self._reuse_processes = _leaves_processes(result)
         return result
+
+    def _groups_of(self, generation: int) -> dict[str, NodeGroup]:
+        """The ranks of a generation on each node with a ready agent."""
+        with self._lock:
+            ready = [agent for agent in self._agents.values() if agent.is_ready() and not agent.is_dead()]
+        found = {}
+        for agent in ready:
+            with suppress(RayError):
+                group: NodeGroup | None = ray.get(agent.handle.call.remote("group"), timeout=_REPLY_SECONDS)
+                if group is not None and group.task.generation == generation:
+                    found[agent.node] = group
+        return found
+
+    def _find_ranks(self, group: FoundGroup) -> dict[Any, _Agent]:
+        """Wait for the ranks of a group at the agents that have them; at none if an agent was lost meanwhile."""
+        generation = group.task.generation
+        parts, calls = self._groups_of(generation), {}
+        again = found_group(list(parts.values()))
+        if again is None or not again.is_complete:
+            return {}
+        with self._lock:
+            for node, part in parts.items():
+                if (agent := self._agents.get(node)) is not None:
+                    agent.placements = list(part.placements)
+                    calls[agent.handle.call.remote("wait_for_ranks", generation)] = agent
+        return calls if len(calls) == len(parts) else {}
 
     def _place_ranks(self, world_size: int) -> bool:
         """Assign ranks to agents, on as few nodes as possible. Returns False if there are not enough slots."""
@@ -220,36 +273,44 @@ class AgentPool:
                 return False
             first = shares[0][0]
             address = first.info().address
-            port = ray.get(first.handle.free_port.remote(), timeout=_REPLY_SECONDS)
+            port = ray.get(first.handle.call.remote("free_port"), timeout=_REPLY_SECONDS)
             for agent, share in shares:
                 agent.placements = [
                     RankPlacement(rank, rank - share.start, len(share), world_size, address, port) for rank in share
                 ]
             return True
 
-    def _run_ranks(self, task: WorkerTask, results: list[RankResult], lost: dict[int, str]) -> str:
-        """Run the placed ranks until all have exited; once one fails, the others are aborted.
-
-        Args:
-            task: of the generation.
-            results: gets the results of ranks.
-            lost: gets the ranks whose agent died or does not reply, with the class of Ray's error.
-
-        Returns:
-            Ray's last error about a lost agent; empty if none was lost.
-        """
+    def _start_ranks(self, task: WorkerTask, world_size: int) -> dict[Any, _Agent]:
+        """Place the ranks and start them; none if there are not enough slots."""
+        if not self._place_ranks(world_size):
+            return {}
         with self._lock:
             hosts = sorted(
                 (a for a in self._agents.values() if a.placements), key=lambda agent: agent.placements[0].rank
             )
             idle = [agent for agent in self._agents.values() if not agent.placements and agent.is_ready()]
         others = others_of([agent.info().peer for agent in hosts], [agent.info().peer for agent in idle])
-        keep = os.environ.get(_KEEP_PROCESSES) == "1"
-        reuse = keep and self._reuse_processes
-        running = {
-            agent.handle.run_ranks.remote(task, agent.placements, other, keep=keep, reuse=reuse): agent
+        reuse = _keeps_processes() and self._reuse_processes
+        options = {"keep": _keeps_processes(), "reuse": reuse}
+        return {
+            agent.handle.call.remote("run_ranks", task, agent.placements, other, **options): agent
             for agent, other in zip(hosts, others, strict=True)
         }
+
+    def _wait_for_ranks(
+        self, task: WorkerTask, running: dict[Any, _Agent], results: list[RankResult], lost: dict[int, str]
+    ) -> str:
+        """Wait until all ranks have exited; once one fails, the others are aborted.
+
+        Args:
+            task: of the generation.
+            running: for each agent of the group, the call that returns its results.
+            results: gets the results of ranks.
+            lost: gets the ranks whose agent died or does not reply, with the class of Ray's error.
+
+        Returns:
+            Ray's last error about a lost agent; empty if none was lost.
+        """
         ray_error, timeout = "", None
         while running:
             done, _ = ray.wait(list(running), num_returns=1, timeout=timeout)
@@ -265,14 +326,28 @@ class AgentPool:
                     lost |= {place.rank: type(error).__name__ for place in agent.placements}
                     self._kill(agent)
                 if failed and timeout is None:
-                    timeout = (GRACE_SECONDS_OF_KEPT if keep else GRACE_SECONDS) + _REPLY_SECONDS
+                    timeout = (GRACE_SECONDS_OF_KEPT if _keeps_processes() else GRACE_SECONDS) + _REPLY_SECONDS
                     for other in running.values():
-                        other.handle.abort.remote(task.generation, lost=was_lost)
+                        other.handle.call.remote("abort", task.generation, lost=was_lost)
         return ray_error
 
+    def _start(self, node: str, slots: int, gpus: bool) -> _Agent:
+        """Start an actor that occupies all slots of a node. Ray would drain a node without work at once."""
+        actor: Any = ray.remote(NodeProxy)
+        handle = actor.options(
+            num_cpus=0 if gpus else slots,
+            num_gpus=slots if gpus else 0,
+            max_concurrency=_CALLS_AT_ONCE,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote(self._directory, gpus, self._driver, self._secret)
+        info, imported = handle.call.remote("info"), handle.call.remote("import_modules")
+        death = handle.block_forever.remote()
+        return _Agent(node, slots, gpus, handle, info_ref=info, imported_ref=imported, death_ref=death)
+
     def _kill(self, agent: _Agent) -> None:
-        """Kill an agent and forget it."""
+        """End an agent and forget it."""
         with suppress(RayError):
+            ray.wait([agent.handle.exit_agent.remote()], timeout=_EXIT_SECONDS)
             ray.kill(agent.handle)
         with self._lock:
             self._agents.pop(agent.node, None)
@@ -287,36 +362,10 @@ class AgentPool:
         self._not_before[agent.node] = time.monotonic() + _RESTART_SECONDS
 
 
-def others_of(hosts: Sequence[PeerAddress | None], idle: Sequence[PeerAddress | None]) -> list[OtherNodes]:
-    """The other nodes for each node of a group, in the order of their ranks: a ring, in which each has a next one.
-
-    Args:
-        hosts: the agents of the group's nodes; None: its memory cannot be reached.
-        idle: those of nodes without ranks, which may have some since an earlier group.
-    """
-    ring = [host for host in hosts if host is not None]
-    found = []
-    for host in hosts:
-        start = ring.index(host) + 1 if host is not None else 0
-        following = [peer for peer in ring[start:] + ring[:start] if peer != host]
-        after = following[0] if host is not None and following else None
-        found.append(OtherNodes((*following, *(peer for peer in idle if peer is not None)), after))
-    return found
-
-
 def _leaves_processes(result: GroupResult) -> bool:
     """Whether the next group may use processes of the group with this result."""
     return isinstance(result, Yielded) or (isinstance(result, Failed) and result.cause is FailureCause.WORKER_LOST)
 
 
-def _start(node: str, slots: int, gpus: bool, secret: bytes) -> _Agent:
-    """Start an agent that occupies all slots of a node. Ray would drain a node without work at once."""
-    actor: Any = ray.remote(NodeAgent)
-    handle = actor.options(
-        num_cpus=0 if gpus else slots,
-        num_gpus=slots if gpus else 0,
-        max_concurrency=_CALLS_AT_ONCE,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-    ).remote(gpus, secret)
-    info, imported, death = handle.info.remote(), handle.import_modules.remote(), handle.block_forever.remote()
-    return _Agent(node, slots, gpus, handle, info_ref=info, imported_ref=imported, death_ref=death)
+def _keeps_processes() -> bool:
+    return os.environ.get(_KEEP_PROCESSES) == "1"

@@ -1,9 +1,12 @@
-"""The agent of one node: a Ray actor that outlives worker groups and forks the ranks of each.
+"""The agent of one node: forks the ranks of each worker group, and outlives Ray and the driver.
 
 Starting a rank is slow because of the imports of torch, DeepSpeed and transformers. A fork server on each node imports
 them once, while the driver plans. Ranks are processes forked from it, so their exit frees everything they hold: GPU
 memory as well as broken process groups. Only the snapshots of their commits stay in memory: the agent owns that. It
 also copies them to the agent of another node, and keeps the copies of a third one's.
+
+The agent lives in a process of its own (`agent_daemon.py`), which drivers reach through a Ray actor
+(`node_proxy.py`). If the head is lost, its ranks train on, and the next driver finds them here.
 """
 
 from __future__ import annotations
@@ -12,28 +15,26 @@ import logging
 import multiprocessing
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.connection import Connection
-
-import ray.util
 
 from spotune.plan.devices import machine_memory_bytes
 from spotune_trainer.checkpoint.layout import newest_complete
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
-from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
 from spotune_trainer.checkpoint.memory.peer_copies import PeerCopies
 from spotune_trainer.checkpoint.memory.peer_reader import PeerReader
 from spotune_trainer.checkpoint.memory.peer_sender import PeerSender
 from spotune_trainer.checkpoint.memory.peer_server import PeerServer
+from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.training.task import RankExit, RankPlacement, RankResult, WorkerTask
+from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, OtherNodes
 from spotune_trainer.worker_group.rank_process import Abort, Assignment, has_hung, run_rank
 
 logger = logging.getLogger("spotune.worker")
@@ -44,63 +45,82 @@ GRACE_SECONDS_OF_KEPT = 5.0
 """The same where processes are kept, which have more to do: to leave the generation."""
 
 _POLL_SECONDS = 0.1
+_EXIT_SECONDS = 10.0
+"""Killed processes end within this time, even if they have to free much memory."""
 _FORKING = multiprocessing.get_context("forkserver")
 
 
-@dataclass(frozen=True)
-class NodeInfo:
-    """Address and memory of a node.
+@dataclass
+class _Run:
+    """A generation on this node: from the fork of its ranks until the next generation.
 
     Attributes:
-        address: IP address that other nodes reach it by.
-        memory_bytes: of the node, or of its container.
-        peer: where other agents reach its memory; None: they cannot.
+        group: its ranks.
+        driver: id of the driver that waits for the results.
+        results: of its ranks; None before all have ended.
+        is_to_leave: whether its ranks were asked to commit and leave.
+        ended: set once no rank takes part any more.
     """
 
-    address: str
-    memory_bytes: int
-    peer: PeerAddress | None = None
-
-
-@dataclass(frozen=True)
-class OtherNodes:
-    """The other nodes whose agents run, as one agent sees them.
-
-    Attributes:
-        peers: their agents.
-        next: the one that keeps copies of this node's commits; None if the group has only one node.
-    """
-
-    peers: tuple[PeerAddress, ...] = ()
-    next: PeerAddress | None = None
+    group: NodeGroup
+    driver: str
+    results: list[RankResult] | None = None
+    is_to_leave: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
 
 
 class NodeAgent:
-    """Forks ranks and reports how they exited. Ray calls each method in a thread of its own (see `AgentPool`).
+    """Forks ranks and reports how they exited. Thread-safe: each call of a driver has a thread of its own.
 
     Args:
         gpus: whether the ranks train on GPUs.
-        secret: by which agents and ranks of one driver know each other.
+        address: IP address by which other nodes reach this one.
     """
 
-    def __init__(self, gpus: bool, secret: bytes) -> None:
+    def __init__(self, gpus: bool, address: str) -> None:
         os.environ["DS_ACCELERATOR"] = "cuda" if gpus else "cpu"
         os.environ["OMP_NUM_THREADS"] = "1"  # a rank has one slot; Ray set as many as the whole node has
-        vars(sys.modules["__main__"]).pop("__file__", None)  # or every rank begins by running Ray's worker program
-        _FORKING.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload"])
-        forkserver.ensure_running()
+        self._address = address
         self._deadlines: dict[int, float] = {}
-        self._secret = secret
+        self._secret = b""
+        self._driver = ""
         self._memory = NodeMemory()
         self._copies = PeerCopies()
-        self._server = self._start_server()
+        self._server: PeerServer | None = None
         self._standing_by: dict[int, _Rank] = {}
         self._keeps = False
+        self._run: _Run | None = None
+
+    def set_driver(self, driver: str, secret: bytes) -> None:
+        """Serve another driver from now on.
+
+        Args:
+            driver: its id.
+            secret: by which the agents and ranks of its worker groups know each other. A group that runs keeps the one
+                that it started with.
+        """
+        self._driver, self._secret = driver, secret
+        if not self.is_running:
+            self._serve_peers()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether ranks take part in a generation."""
+        return self._run is not None and not self._run.ended.is_set()
+
+    @property
+    def is_left(self) -> bool:
+        """Whether ranks take part in a generation for which the present driver does not wait."""
+        return self.is_running and self._run is not None and self._run.driver != self._driver
+
+    def group(self) -> NodeGroup | None:
+        """The ranks of the last generation, which run or whose results the driver can still get; None before any."""
+        return self._run.group if self._run is not None else None
 
     def info(self) -> NodeInfo:
         """Address and memory of this node."""
         peer = self._server.address if self._server is not None else None
-        return NodeInfo(ray.util.get_node_ip_address(), machine_memory_bytes(), peer)
+        return NodeInfo(self._address, machine_memory_bytes(), peer)
 
     def import_modules(self) -> None:
         """Returns once a new rank need not wait for the imports of the fork server."""
@@ -120,15 +140,11 @@ class NodeAgent:
         with socket.create_server(("", 0)) as listener:
             return int(listener.getsockname()[1])
 
-    def block_forever(self) -> None:
-        """Never returns. A caller that waits for it gets an error as soon as the agent or its node is dead."""
-        threading.Event().wait()
-
     def run_ranks(
         self,
         task: WorkerTask,
         placements: Sequence[RankPlacement],
-        others: OtherNodes = OtherNodes(),
+        others: OtherNodes,
         *,
         keep: bool = False,
         reuse: bool = False,
@@ -142,14 +158,59 @@ class NodeAgent:
             keep: let processes wait for another generation, if a rank is lost elsewhere or the group yields.
             reuse: use processes that wait since an earlier generation; otherwise fork them all.
         """
+        self.kill_ranks()  # of an earlier driver
         self._keeps = keep
+        run = self._run = _Run(NodeGroup(task, tuple(placements)), self._driver)
+        try:
+            run.results = self._run_until_exit(run, others, reuse=reuse)
+        finally:
+            run.ended.set()
+            self._serve_peers()
+        return run.results
+
+    def wait_for_ranks(self, generation: int) -> list[RankResult]:
+        """Wait for the ranks of a generation that an earlier driver has started; returns their results.
+
+        Raises:
+            LookupError: this node does not have them.
+        """
+        run = self._run
+        if run is None or run.group.task.generation != generation:
+            raise LookupError(f"there are no ranks of generation {generation} on this node")
+        run.driver = self._driver
+        run.ended.wait()
+        if run.results is None:
+            raise LookupError(f"the ranks of generation {generation} could not be started")
+        return run.results
+
+    def leave(self, seconds: float | None, reason: str) -> None:
+        """Let the group of the ranks that run commit and leave. Only the first call of a generation has an effect.
+
+        Args:
+            seconds: until when it has to have left; None: at once, without a deadline.
+            reason: for its log.
+        """
+        run = self._run
+        if run is not None and not run.ended.is_set() and not run.is_to_leave:
+            run.is_to_leave = True
+            write_notice(run.group.task.logs.notice, seconds=seconds, reason=reason, leave=True)
+
+    def kill_ranks(self) -> None:
+        """Kill the ranks that run, and wait for their end."""
+        run = self._run
+        if run is not None and not run.ended.is_set():
+            self._deadlines[run.group.task.generation] = time.monotonic()
+            run.ended.wait(_EXIT_SECONDS)
+
+    def _run_until_exit(self, run: _Run, others: OtherNodes, *, reuse: bool) -> list[RankResult]:
+        task, placements, keep = run.group.task, run.group.placements, self._keeps
         with self._copying_commits(task, placements, others):
             memories = self._share_memory(task, len(placements), others)
             ranks = self._start_ranks(
                 [Assignment(task, place, memory, keep) for place, memory in zip(placements, memories, strict=True)],
                 reuse=reuse,
             )
-            self._wait_for(ranks, task)
+            self._wait_for(ranks, run)
         results = [rank.result() for rank in ranks]
         self._standing_by |= {rank.local_rank: rank for rank in ranks if rank.is_kept}
         if any(result.exit in (RankExit.TRAINED, RankExit.STOPPED) for result in results):  # no group follows
@@ -189,19 +250,24 @@ class NodeAgent:
             stack.callback(sender.stop)
             yield
 
-    def _start_server(self) -> PeerServer | None:
+    def _serve_peers(self) -> None:
+        """Let the agents and ranks of the present driver read this node's memory."""
+        if self._server is not None:
+            self._server.secret = self._secret
+            return
         try:
-            return PeerServer(ray.util.get_node_ip_address(), self._secret, self._memory, self._copies)
+            self._server = PeerServer(self._address, self._secret, self._memory, self._copies)
         except OSError as error:
             logger.warning("other nodes cannot read the memory of this one: %s", error)
-            return None
 
-    def _wait_for(self, ranks: Sequence[_Rank], task: WorkerTask) -> None:
+    def _wait_for(self, ranks: Sequence[_Rank], run: _Run) -> None:
         """Wait until no rank takes part in the generation any more."""
+        task = run.group.task
         while running := [rank for rank in ranks if rank.status is None]:
             for rank in running:
                 rank.poll()
                 if rank.status:
+                    run.group = replace(run.group, has_failed=True)
                     self.abort(task.generation, lost=rank.result().is_lost)
             deadline = self._deadlines.get(task.generation)
             if deadline is not None:

@@ -1,4 +1,4 @@
-"""The process of one rank: forked for the node agent, killed with it.
+"""The process of one rank: forked for the node agent, ends with it.
 
 A process may take part in several generations. When its group has lost a rank, or has yielded, it aborts its
 collectives, frees the engine and everything else of the generation, and waits for its next `Assignment`: imports, the
@@ -16,6 +16,7 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -77,7 +78,7 @@ def run_rank(agent: Connection, assignment: Assignment) -> None:
         assignment: the first one.
     """
     _tie_to_parent()
-    messages = _Messages(agent)
+    messages = _Messages(agent, lambda: os.kill(os.getpid(), signal.SIGKILL))
     from spotune_trainer.engine.teardown import ProcessBaseline
 
     baseline = ProcessBaseline.of_this_process()
@@ -98,10 +99,12 @@ class _Messages:
 
     Args:
         agent: connection to the agent.
+        on_lost_agent: called once the agent has ended.
     """
 
-    def __init__(self, agent: Connection) -> None:
+    def __init__(self, agent: Connection, on_lost_agent: Callable[[], None]) -> None:
         self._agent = agent
+        self._on_lost_agent = on_lost_agent
         self._assignments: queue.SimpleQueue[Assignment] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._generation: int | None = None
@@ -130,7 +133,8 @@ class _Messages:
         while True:
             try:
                 message = self._agent.recv()
-            except (EOFError, OSError):  # the agent is dead, and the kernel is about to kill this process
+            except (EOFError, OSError):
+                self._on_lost_agent()
                 return
             if isinstance(message, Assignment):
                 self._assignments.put(message)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from spotune.retry import FailureCause
 from spotune_trainer.job_directory.layout import GenerationLogs
 from spotune_trainer.training.task import RankExit, RankFailure, RankResult, WorkerTask
+from spotune_trainer.worker_group.node_state import NodeGroup
 
 _RAY_OUT_OF_MEMORY = "OutOfMemoryError"
 """Class of Ray's error for an agent that it killed because its node ran out of memory."""
@@ -68,6 +69,37 @@ GroupResult = Trained | Stopped | Yielded | Superseded | CorruptCheckpoint | Fai
 
 
 @dataclass(frozen=True)
+class FoundGroup:
+    """A worker group of an earlier driver.
+
+    Attributes:
+        task: of its generation.
+        world_size: number of its ranks.
+        found: of these, the ranks on nodes that have an agent with a driver again.
+        has_failed: whether one of them has failed, so that the group ends.
+    """
+
+    task: WorkerTask
+    world_size: int
+    found: int
+    has_failed: bool
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its ranks are found."""
+        return self.found == self.world_size
+
+
+def found_group(parts: Sequence[NodeGroup]) -> FoundGroup | None:
+    """The group of which these are parts; None without any."""
+    if not parts:
+        return None
+    ranks = {place.rank for part in parts for place in part.placements}
+    world_size = parts[0].placements[0].world_size
+    return FoundGroup(parts[0].task, world_size, len(ranks), any(part.has_failed for part in parts))
+
+
+@dataclass(frozen=True)
 class Slots:
     """Number of workers that the cluster can run.
 
@@ -103,6 +135,15 @@ class WorkerGroupRunner(NodeAgents, Protocol):
 
     def run_group(self, task: WorkerTask, world_size: int) -> GroupResult:
         """Run one generation on `world_size` workers; returns when all have exited."""
+
+    def find_group(self, generation: int) -> FoundGroup | None:
+        """What is known of a generation that an earlier driver has started; None: nothing."""
+
+    def adopt_group(self, group: FoundGroup) -> GroupResult:
+        """Wait for a complete group that was found; returns when all of its workers have exited."""
+
+    def kill_ranks(self) -> None:
+        """End all workers of earlier drivers."""
 
 
 def classify_exit(

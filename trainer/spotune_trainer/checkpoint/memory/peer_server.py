@@ -42,12 +42,16 @@ class PeerServer:
         memory: the segments of this node's ranks.
         copies: the copies of another node's files.
 
+    Attributes:
+        address: where it listens.
+        secret: that a client has to know; may be replaced at any time.
+
     Raises:
         OSError: it cannot listen.
     """
 
     def __init__(self, host: str, secret: bytes, memory: NodeMemory, copies: PeerCopies) -> None:
-        self._secret = secret
+        self.secret = secret
         self._memory = memory
         self._copies = copies
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -77,7 +81,7 @@ class PeerServer:
 
     def _serve(self, connected: socket.socket) -> None:
         try:
-            with PeerConnection(connected, self._secret, serves=True) as connection:
+            with PeerConnection(connected, self.secret, serves=True) as connection:
                 while True:
                     self._answer(connection, connection.receive())
         except (PeerError, OSError, KeyError, TypeError, ValueError) as error:

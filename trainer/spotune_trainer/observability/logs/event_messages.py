@@ -79,6 +79,7 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "attempt-ended": _attempt_ended,
     "prepared": _prepared,
     "generation-started": _generation_started,
+    "adopted": lambda event: f"{event['worldSize']} worker(s) have trained on without a driver, and continue",
     "checkpoint-skipped": lambda event: f"checkpoint {event['checkpoint']} is skipped: {event['reason']}",
     "restored": _restored,
     "committed": _committed,

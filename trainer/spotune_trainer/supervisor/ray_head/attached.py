@@ -56,5 +56,5 @@ class AttachedRay:
         """The address, for people who read `supervisor.json`."""
         return {"url": self._client.url}
 
-    def shut_down(self) -> None:
+    def shut_down(self, *, spares_ranks: bool = False) -> None:
         """Do nothing: the head belongs to KubeRay."""

@@ -33,5 +33,9 @@ class RayHead(Protocol):
     def record(self) -> dict[str, Any] | None:
         """JSON values by which `reattach` finds the head again."""
 
-    def shut_down(self) -> None:
-        """End the head and everything that runs in it, if it belongs to this supervisor."""
+    def shut_down(self, *, spares_ranks: bool = False) -> None:
+        """End the head and everything that runs in it, if it belongs to this supervisor.
+
+        Args:
+            spares_ranks: whether node agents and their ranks run on: another head follows, whose driver adopts them.
+        """

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from spotune.errors import InfrastructureError
+from spotune_trainer.job_directory.process_marker import AGENT_MARKER
 from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnavailableError
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily, boot_id, command_line, find_process
 
@@ -28,6 +29,7 @@ _START_TIMEOUT_SECONDS = 120.0
 _ANSWER_TIMEOUT_SECONDS = 5.0
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's minimum is 75 MiB; models and data never go through the object store."""
+_TEMPORARY_FILES = "tmp"
 _MARKER = "SPOTUNE_LOCAL_RAY"
 _PARTS = {"gcs": "/gcs_server ", "raylet": "/raylet ", "dashboard": "/dashboard.py "}
 """The processes that a head needs to work, and the text that identifies each by its command line."""
@@ -86,10 +88,10 @@ class RunningRay:
         except (JobsUnavailableError, FileNotFoundError):
             return False
 
-    def shut_down(self) -> None:
-        """Kill all of its processes and remove its folder."""
-        self.family.kill()
-        shutil.rmtree(self.temporary, ignore_errors=True)
+    def shut_down(self, *, spares_ranks: bool = False) -> None:
+        """Kill all of its processes and remove its folder; perhaps without ranks, their agents and temporary files."""
+        self.family.kill(spared=AGENT_MARKER if spares_ranks else "")
+        _empty(self.temporary, keeps_temporary_files=spares_ranks)
 
 
 class LocalRay:
@@ -107,6 +109,7 @@ class LocalRay:
         self._marker = process_marker(directory)
         self._slots = slots
         self._resources = ["--num-cpus", str(slots), "--num-gpus", str(slots if gpus else 0)]
+        self._spares_ranks = False
         self.running: RunningRay | None = None
 
     def reattach(self, record: Mapping[str, Any] | None) -> bool:
@@ -151,15 +154,19 @@ class LocalRay:
         """The running head as JSON values; None while there is none."""
         return self.running.to_json() if self.running else None
 
-    def shut_down(self) -> None:
-        """Kill the head and remove its folder, if it runs."""
+    def shut_down(self, *, spares_ranks: bool = False) -> None:
+        """Kill the head and remove its folder, if it runs; also what an earlier shutdown has spared."""
         if self.running is not None:
-            self.running.shut_down()
-            self.running = None
+            self.running.shut_down(spares_ranks=spares_ranks)
+        elif self._spares_ranks and not spares_ranks:
+            _kill_unrecorded(self._marker)
+            _empty(self._temporary, keeps_temporary_files=False)
+        self.running = None
+        self._spares_ranks = spares_ranks
 
     def _start(self) -> RunningRay:
-        _kill_unrecorded(self._marker)
-        _make_private(self._temporary)
+        _kill_unrecorded(self._marker, spared=AGENT_MARKER if self._spares_ranks else "")
+        _make_private(self._temporary, keeps_temporary_files=self._spares_ranks)
         _write_token(_token(self._temporary))
         dashboard_port, metrics_port = free_ports(2)
         environment = _environment(self._temporary, self._marker, metrics_port)
@@ -174,9 +181,9 @@ class LocalRay:
             self._wait_for(starter)
             return self._describe(family, dashboard_port)
         except BaseException:
-            family.kill()
+            family.kill(spared=AGENT_MARKER if self._spares_ranks else "")
             starter.wait()
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            _empty(self._temporary, keeps_temporary_files=self._spares_ranks)
             raise
 
     def _wait_for(self, starter: subprocess.Popen[bytes]) -> None:
@@ -224,22 +231,36 @@ def free_ports(count: int) -> list[int]:
             listener.close()
 
 
-def _kill_unrecorded(marker: str) -> None:
+def _kill_unrecorded(marker: str, spared: str = "") -> None:
     """Kill a head that was never recorded, because its supervisor was killed while it started Ray."""
-    ProcessFamily(None, boot_id(), marker).kill()
+    ProcessFamily(None, boot_id(), marker).kill(spared=spared)
 
 
-def _make_private(folder: Path) -> None:
-    """Make an empty folder that only this user can read.
+def _empty(folder: Path, *, keeps_temporary_files: bool) -> None:
+    """Remove the folder of a head; keep the temporary files if processes that use them run on."""
+    if not keeps_temporary_files:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    for path in folder.glob("*"):
+        if path.name == _TEMPORARY_FILES:
+            continue
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _make_private(folder: Path, *, keeps_temporary_files: bool) -> None:
+    """Make a folder that only this user can read; empty except for temporary files that are to be kept.
 
     Raises:
         InfrastructureError: the folder belongs to another user.
     """
     if folder.is_symlink() or (folder.exists() and folder.stat().st_uid != os.getuid()):
         raise InfrastructureError(f"{folder} belongs to another user: remove it, or use another job directory")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    (folder / "tmp").mkdir()
+    _empty(folder, keeps_temporary_files=keeps_temporary_files)
+    folder.mkdir(mode=0o700, exist_ok=keeps_temporary_files)
+    (folder / _TEMPORARY_FILES).mkdir(exist_ok=keeps_temporary_files)
 
 
 def _token(temporary: Path) -> Path:
@@ -278,5 +299,5 @@ def _environment(temporary: Path, marker: str, metrics_port: int) -> dict[str, s
         "RAY_START_HOOK": "spotune_trainer.supervisor.ray_head.start_hook.start_only_needed_services",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Temporary files of killed processes are removed with the folder of the head.
-        "TMPDIR": str(temporary / "tmp"),
+        "TMPDIR": str(temporary / _TEMPORARY_FILES),
     }

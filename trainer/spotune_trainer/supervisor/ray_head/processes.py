@@ -51,22 +51,31 @@ class ProcessFamily:
     boot: str
     marker: str
 
-    def members(self) -> list[Process]:
-        """The members that run now, without the session of the calling process."""
+    def members(self, spared: str = "") -> list[Process]:
+        """The members that run now, without the session of the calling process.
+
+        Args:
+            spared: environment entry of processes that are left out.
+        """
         if self.boot != boot_id():
             return []
         marker = self.marker.encode()
         others = [entry for entry in _all_processes() if entry.session != os.getsid(0)]
-        return [entry.process for entry in others if self._in_session(entry) or _has_marker(entry.process.pid, marker)]
+        found = [entry.process for entry in others if self._in_session(entry) or _has_marker(entry.process.pid, marker)]
+        return [process for process in found if not (spared and _has_marker(process.pid, spared.encode()))]
 
-    def kill(self, timeout_seconds: float = 10.0) -> None:
+    def kill(self, timeout_seconds: float = 10.0, *, spared: str = "") -> None:
         """Kill all members, and processes that they start meanwhile, until none is left.
+
+        Args:
+            timeout_seconds: see below.
+            spared: environment entry of processes that are left alone.
 
         Raises:
             InfrastructureError: some members still run after `timeout_seconds`.
         """
         until = time.monotonic() + timeout_seconds
-        while members := self.members():
+        while members := self.members(spared):
             if time.monotonic() > until:
                 pids = ", ".join(str(member.pid) for member in members)
                 raise InfrastructureError(f"processes {pids} of an earlier run cannot be killed: end them by hand")

@@ -1,0 +1,50 @@
+"""The Ray actor of a node: the driver's way to the node's agent, which lives longer than any actor.
+
+Ray places the actor, and reports its end or that of the node. The actor attaches to the agent, or starts it if the
+node has none, and passes calls on. Must be cheap to import: until it is, the agent does not start.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NoReturn
+
+import ray.util
+
+from spotune_trainer.worker_group.agent_link import EXIT, AgentGoneError, agents_folder, attach
+
+
+class NodeProxy:
+    """Passes calls on to the agent of its node. Ray calls each method in a thread of its own (see `AgentPool`).
+
+    Args:
+        directory: of the job.
+        gpus: whether the ranks train on GPUs.
+        driver: id of the driver.
+        secret: by which agents and ranks of one driver know each other.
+    """
+
+    def __init__(self, directory: str, gpus: bool, driver: str, secret: bytes) -> None:
+        address = ray.util.get_node_ip_address()
+        self._agent = attach(agents_folder(directory), driver, secret, address, gpus=gpus)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the agent."""
+        try:
+            return self._agent.call(method, *args, **kwargs)
+        except AgentGoneError:
+            _exit()
+
+    def exit_agent(self) -> None:
+        """End the agent with all that it runs."""
+        self.call(EXIT)
+
+    def block_forever(self) -> None:
+        """Never returns. A caller that waits for it gets an error as soon as the agent, Ray or the node is dead."""
+        self._agent.wait_for_exit()
+        _exit()
+
+
+def _exit() -> NoReturn:
+    """End the actor, which is of no use without its agent: the driver gets an error for all of its calls."""
+    os._exit(1)
