@@ -3,7 +3,8 @@
 The checkpoint is one that was committed on the volume; memory only saves reading it. A segment is used for a file if
 its bytes have the checksum that the manifest records for that file. It is verified while it is read, like files are.
 What only another node has in memory, a rank copies from there into a segment of its own, if it needs it. Whatever is
-wrong with a segment, or with another node, the rank reads the file instead.
+wrong with a segment, or with another node, the rank reads the file instead. If the storage is a bucket, the rank
+downloads the files that it reads, unless its machine has them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from spotune_trainer.checkpoint.fragment import Fragment
+from spotune_trainer.checkpoint.in_bucket.files import BucketFiles
 from spotune_trainer.checkpoint.layout import Checkpoint, file_label
 from spotune_trainer.checkpoint.memory.digests import SegmentDigests
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
@@ -47,6 +49,7 @@ class Restore:
 
     Raises:
         CorruptCheckpointError: the files do not cover the fragments, or their headers cannot be read.
+        BucketError: the storage is a bucket, and it cannot be read.
     """
 
     def __init__(self, checkpoint: Checkpoint, fragments: Sequence[Fragment], memory: RankMemory | None) -> None:
@@ -57,6 +60,8 @@ class Restore:
         labels = [file_label(checkpoint.name, entry) for entry in checkpoint.manifest.files]
         self._segments = memory.holding(labels) if memory is not None else {}
         self._peers = memory.peers if memory is not None else None
+        self._in_bucket = BucketFiles.of(checkpoint)
+        self._bucket_headers: dict[str, bytes] = {}
         self._at_peers: dict[str, list[PeerFile]] = {}
         self._copied: set[str] = set()
         if self._peers is not None:
@@ -72,8 +77,11 @@ class Restore:
 
     @property
     def volume_files(self) -> set[str]:
-        """The files that this rank reads from the volume. The ranks share the work of verifying those of all."""
-        return self._bytes.keys() - self._segments.keys()
+        """The files that this rank reads from the volume. The ranks share the work of verifying those of all.
+
+        None if the storage is a bucket: a rank verifies what it downloads.
+        """
+        return set() if self._in_bucket is not None else self._bytes.keys() - self._segments.keys()
 
     def read(self, share: Iterable[str]) -> RestoredBytes:
         """Fill the fragments, and verify this rank's share of the files on the volume at the same time.
@@ -90,6 +98,7 @@ class Restore:
             if file in self._bytes and file not in self._copied
         }
         from_volume = self.volume_files
+        self._fetch()
         for segment in used.values():
             self._digests.begin(segment)
         with ThreadPoolExecutor(1, thread_name_prefix="verify") as verifier:
@@ -105,6 +114,7 @@ class Restore:
         if damaged:
             self._distrust(damaged, "its bytes do not have the checksum that the manifest records")
             self._open()
+            self._fetch()
             verify(self._checkpoint, [self._entries[file] for file in self.volume_files - from_volume])
             self._reader.restore(self._fragments)
         return self._report()
@@ -115,9 +125,21 @@ class Restore:
         return [e.name for e, segment in entries if not self._digests.is_intact(segment, e.size, e.xxh3)]
 
     def _open(self) -> None:
-        headers = {file: holders[0].header for file, holders in self._at_peers.items()}
+        if self._in_bucket is not None:
+            for file in self._entries.keys() - self._segments.keys() - self._bucket_headers.keys():
+                self._bucket_headers[file] = self._header(self._in_bucket, file)
+        headers = self._bucket_headers | {file: holders[0].header for file, holders in self._at_peers.items()}
         self._reader = CheckpointReader(self._checkpoint, self._segments, headers)
         self._bytes = self._reader.bytes_by_file(self._fragments)
+
+    def _header(self, in_bucket: BucketFiles, file: str) -> bytes:
+        """The header of a file in the bucket, or of the copy that another node has in memory."""
+        return self._at_peers[file][0].header if file in self._at_peers else in_bucket.header(file)
+
+    def _fetch(self) -> None:
+        """Download what this rank reads from the bucket, verified."""
+        if self._in_bucket is not None:
+            self._in_bucket.fetch(self._entries[file] for file in sorted(self._bytes.keys() - self._segments.keys()))
 
     def _copy_from_peers(self) -> None:
         """Copy the files that this rank needs, and that only other nodes have in memory, to segments of its own."""

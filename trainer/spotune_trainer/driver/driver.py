@@ -22,12 +22,13 @@ from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import (
     choose_checkpoint,
     claim,
+    count_lost_steps,
     is_superseded,
     last_logged_step,
-    list_generations,
 )
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
+from spotune_trainer.driver.bucket import DriverBucket
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
@@ -99,6 +100,7 @@ class Driver:
         self.dependencies = dependencies
         self.ledger = Ledger(directory)
         self.status = StatusPublisher(directory, self.ledger, attempt, create_trackers(job, directory))
+        self._bucket = DriverBucket(directory, self._wait_for_bucket, dependencies.sleep)
         self._job_content: object = None
         self._skipped_checkpoints: set[CheckpointName] = set()
         self._claimed_generation: int | None = None
@@ -136,12 +138,14 @@ class Driver:
         if sources := unprepared_sources(self.job, self.directory):
             prepare_sources(self.job, self.directory, sources, self.ledger, self.status)
         check_local_manifests(self.job, self.directory)
+        self._bucket.upload_data()
 
     def _run_generation(self) -> bool:
         """Run one worker group, from plan to result. Returns True once the model is trained."""
         self._reload_job()
         world_size = self._wait_for_workers()  # before the plan, which needs the memory of a worker
         started = time.monotonic()
+        self._bucket.refresh()
         choice = choose_checkpoint(self.directory, self._skipped_checkpoints)
         for skipped in choice.skipped:
             self._skip_checkpoint(skipped.name, skipped.reason)
@@ -225,17 +229,19 @@ class Driver:
         Raises:
             SupersededError: another driver has claimed a generation after the last one of this driver.
         """
-        if self._claimed_generation is not None and is_superseded(self.directory, self._claimed_generation):
+        self._bucket.upload_plan()
+        last = self._claimed_generation
+        if last is not None and self._bucket.when_reachable(lambda: is_superseded(self.directory, last)):
             self.ledger.append("superseded", generation=self._claimed_generation)
             raise SupersededError(
                 f"another driver of this job has started a generation after {self._claimed_generation}"
             )
         name = checkpoint.name if checkpoint else None
         lost, lost_seconds = (
-            self._count_lost_steps(name),
+            count_lost_steps(self.directory, name),
             productive_seconds_after(self.directory, name.step if name else 0),
         )
-        generation = claim(self.directory, name)
+        generation = self._bucket.when_reachable(lambda: claim(self.directory, name))
         self._claimed_generation = generation.number
         self.ledger.append(
             "generation-started",
@@ -283,14 +289,6 @@ class Driver:
         self.ledger.append(event, generation=generation, **values)
         if event == "leaving":
             self.status.update(message=": ".join(filter(None, (values["reason"], values.get("why")))))
-
-    def _count_lost_steps(self, restored: CheckpointName | None) -> int:
-        """Number of steps of the newest generation after `restored`, from which the next generation starts."""
-        generations = list_generations(self.directory)
-        if not generations:
-            return 0
-        last = last_logged_step(self.directory, generations[-1].number, generations[-1].first_step)
-        return max(0, last - (restored.step if restored else 0))
 
     def _handle_result(self, result: GroupResult, plan: RunPlan, task: WorkerTask, watch: NodeWatch) -> bool:
         """Act on the result of a worker group. Returns True once the model is trained."""
@@ -378,6 +376,10 @@ class Driver:
     def _last_step(self, task: WorkerTask) -> int:
         first = CheckpointName.parse(task.restore).step if task.restore else 0
         return last_logged_step(self.directory, task.generation, first)
+
+    def _wait_for_bucket(self, message: str) -> None:
+        self.status.update(message=message)
+        self._raise_if_stopped()
 
     def _raise_if_stopped(self) -> None:
         """Raise StoppedError if a notice asks the run to stop. Only while no group runs: there is nothing to commit."""
