@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,10 +18,9 @@ from tests.trainer.support import buckets
 
 pytestmark = pytest.mark.filterwarnings("ignore:Please install grpcio-status:ImportWarning")
 
-KINDS = [
-    pytest.param("s3"),
-    *(pytest.param(*kind.values, marks=[*kind.marks, pytest.mark.long]) for kind in buckets.WRITABLE[1:4:2]),
-]
+# fake-gcs-server lacks the XML API for writes, which the client uses for Google's store.
+(AZURE,) = (kind for kind in buckets.WRITABLE if kind.values == ("az",))
+KINDS = [pytest.param("s3"), pytest.param(*AZURE.values, marks=[*AZURE.marks, pytest.mark.long])]
 
 
 @pytest.fixture(params=KINDS)
@@ -107,20 +106,18 @@ def test_a_store_that_ignores_conditions_is_refused(bucket: Bucket, monkeypatch:
         check_bucket(bucket)
 
 
-def claim_often(url: str, claimant: str, claimed: Any) -> None:
-    bucket = Bucket(url)
-    claimed.put([number for number in range(30) if bucket.create(f"claims/{number}", claimant.encode())])
+CLAIM = """
+import sys
+from spotune_trainer.bucket.client import Bucket
+bucket, name = Bucket(sys.argv[1]), sys.argv[2]
+print(*[number for number in range(30) if bucket.create(f"claims/{number}", name.encode())])
+"""
 
 
 def test_of_two_processes_one_gets_each_claim(bucket: Bucket) -> None:
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    processes = [context.Process(target=claim_often, args=(bucket.url, name, queue)) for name in ("a", "b", "c")]
-    for process in processes:
-        process.start()
-    claims = [number for _ in processes for number in queue.get(timeout=120)]
-    for process in processes:
-        process.join()
+    commands = [[sys.executable, "-c", CLAIM, bucket.url, name] for name in ("a", "b")]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    claims = [int(number) for process in processes for number in process.communicate(timeout=120)[0].split()]
     assert sorted(claims) == list(range(30))
 
 
