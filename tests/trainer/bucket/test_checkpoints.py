@@ -152,9 +152,8 @@ def test_a_kill_before_any_request_loses_no_committed_state(machines: Machines, 
         assert claim(home, None).number == 1
         ranks = checkpointers([home], keep=1)
         commit(ranks, 5)
-        with fault(number, KilledError()) as requests:
-            with suppress(KilledError):
-                commit(ranks, 10)
+        with fault(number, KilledError()) as requests, suppress(KilledError):
+            commit(ranks, 10)
         _, choice = each.choice()
         assert choice.skipped == ()
         restored(choice.checkpoint)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import shutil
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ from tests.trainer.support.live import LiveRun
 from tests.trainer.support.runs import STEPS_PER_EPOCH, Layout, Runs, train_generation
 from tests.trainer.support.unreliable_server import UnreliableServer
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.long, pytest.mark.timeout(900)]
 
 WORKERS, ZERO_STAGE, EPOCHS = 2, 2, 14
 STEPS = EPOCHS * STEPS_PER_EPOCH
@@ -78,8 +80,6 @@ def machines(runs: Runs, job: FinetuneJob, tmp_path: Path, monkeypatch: pytest.M
     with ExitStack() as stack:
         stored = stack.enter_context(buckets.open_bucket("s3"))
         bucket = Bucket(f"{stored.url}/jobs/{tmp_path.name}")
-        import os
-
         server = stack.enter_context(UnreliableServer(os.environ["S3_ENDPOINT_URL"]))
         monkeypatch.setenv("S3_ENDPOINT_URL", server.url)
         found = Machines(runs, job, bucket, server, [])
@@ -90,6 +90,11 @@ def machines(runs: Runs, job: FinetuneJob, tmp_path: Path, monkeypatch: pytest.M
 
 def exported(directory: JobDirectory) -> bytes:
     return (directory.export / "model.safetensors").read_bytes()
+
+
+def checkpoint_problem(run: LiveRun) -> str | None:
+    problem: str | None = (files.read_json(run.directory.status) or {}).get("checkpointProblem")
+    return problem
 
 
 def rows(directory: JobDirectory) -> list[tuple[str, float]]:
@@ -105,7 +110,7 @@ def test_another_machine_continues_with_the_same_bits(machines: Machines, undist
     second = machines.start()
     machines.wait_for_commits(second, 36)
     machines.server.break_connections()
-    second.wait_until(lambda: bool((files.read_json(second.directory.status) or {}).get("checkpointProblem")), "a problem")
+    second.wait_until(lambda: checkpoint_problem(second) is not None, "a problem")
     step = second.last_step()
     second.wait_for_step(min(step + 4, STEPS))
     machines.server.mend()
@@ -113,3 +118,19 @@ def test_another_machine_continues_with_the_same_bits(machines: Machines, undist
     assert code == 0, output
     assert exported(second.directory) == exported(undisturbed)
     assert rows(second.directory) == rows(undisturbed)
+
+
+def test_a_second_machine_fences_off_the_first_one(machines: Machines, undisturbed: JobDirectory) -> None:
+    older = machines.start()
+    machines.wait_for_commits(older, 4)
+    newer = machines.start()
+    code, output = older.wait()
+    assert code == SupersededError.exit_code, output
+    assert f"another run of this job has taken over {machines.bucket.url}" in output
+    code, output = newer.wait()
+    assert code == 0, output
+    assert exported(newer.directory) == exported(undisturbed)
+    assert rows(newer.directory) == rows(undisturbed)
+    state = f"writers/{newest_state(machines.bucket):07d}"
+    assert json.loads(machines.bucket.read(f"{state}/status.json") or "{}")["phase"] == "Done"
+    assert machines.bucket.read("export/model.safetensors") == exported(undisturbed)

@@ -1,4 +1,4 @@
-"""Folders of files that are written once: shards, reference log-probabilities, compiled layers, exports."""
+"""Folders of files that are written once: shards, reference log-probabilities, exports."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def pull_job(bucket: Bucket, directory: JobDirectory) -> None:
     pull_state(bucket, directory)
     refresh(bucket, directory)
     pull_generation_logs(bucket, directory)
-    for folder in (directory.data, directory.reference, directory.compiled, directory.export, directory.export_ema):
+    for folder in (directory.data, directory.reference, directory.export, directory.export_ema):
         pull_folder(bucket, directory, folder)
 
 

@@ -84,7 +84,11 @@ def run(
     if requested.spec.serving is not None:
         hint = f"spec.serving is for clusters. On this machine, serve the model: spotune serve {run_directory.root}"
         log(hint)
-    _show(files.read_json(run_directory.result) or {}, requested.metadata.name, progress, as_json=output == "json")
+    result = {
+        **(files.read_json(run_directory.result) or {}),
+        "export": str(run_directory.export),
+    }  # not of another machine
+    _show(result, requested.metadata.name, progress, as_json=output == "json")
 
 
 def _train(

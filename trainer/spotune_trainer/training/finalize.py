@@ -15,6 +15,9 @@ from spotune.errors import SpotuneError
 from spotune.formatting import scores_of
 from spotune.job import HarnessSpec
 from spotune_trainer import files
+from spotune_trainer.bucket.checkpoints import refresh
+from spotune_trainer.bucket.folders import pull_generation_logs
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
 from spotune_trainer.checkpoint.in_bucket.files import fetch_files
@@ -65,6 +68,9 @@ def finalize(
     }
     if context.rank != 0:
         return summary
+    if (bucket := bucket_of(context.directory)) is not None:
+        refresh(bucket, context.directory)
+        pull_generation_logs(bucket, context.directory)  # of generations on other machines
     summary |= summarize_steps(surviving_steps(context.directory), context.datasets.schedule)
     context.reporter.set_phase(Phase.EXPORTING)
     raise_if_superseded(context.directory, context.task.generation)
