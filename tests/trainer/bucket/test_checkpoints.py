@@ -306,3 +306,23 @@ def test_a_manifest_is_readable_without_spotune(machines: Machines, bucket: Buck
     assert content is not None
     (file,) = json.loads(content)["files"]
     assert list_checkpoint_files(bucket)["step-00000005.gen-1"][file["name"]] == file["size"]
+
+
+def test_other_processes_never_see_a_generation_without_its_record(machines: Machines, bucket: Bucket) -> None:
+    """A supervisor, a driver and a view read the directory while another process claims or downloads."""
+    directory, done = machines.new(), threading.Event()
+
+    def claim_many() -> None:
+        for _ in range(20):
+            claim(directory, None)
+        done.set()
+
+    claimant = threading.Thread(target=claim_many)
+    claimant.start()
+    while not done.is_set():
+        list_generations(directory)  # raises for a folder without a record
+    claimant.join()
+    other = machines.new()
+    refresh(bucket, other)
+    assert list_generations(other) == list_generations(directory)
+    assert not list(directory.generations.glob(".claim*"))

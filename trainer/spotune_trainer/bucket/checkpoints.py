@@ -7,6 +7,7 @@ each manifest, `bucket-files.json` has the sizes of the files in the bucket.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import time
@@ -17,8 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from spotune_trainer import files
-from spotune_trainer.bucket.client import Bucket
-from spotune_trainer.bucket.folders import pull_folder
+from spotune_trainer.bucket.client import Bucket, BucketError
 from spotune_trainer.job_directory.layout import JobDirectory
 
 BUCKET_FILES: Final = "bucket-files.json"
@@ -37,7 +37,10 @@ def refresh(bucket: Bucket, directory: JobDirectory) -> dict[str, dict[str, int]
     Raises:
         BucketError: the bucket cannot be read.
     """
-    pull_folder(bucket, directory, directory.generations)
+    for name in bucket.list(_GENERATIONS):
+        _, generation, file = name.split("/")
+        if not (directory.generations / generation).exists() and (content := bucket.read(name)) is not None:
+            _put_record(directory.generations / generation, file, content)
     listed = list_checkpoint_files(bucket)
     committed = {name: sizes for name, sizes in listed.items() if _MANIFEST in sizes}
     for name, sizes in committed.items():
@@ -106,7 +109,9 @@ def put_manifest(bucket: Bucket, folder: Path, make_manifest: Callable[[], dict[
     if bucket.read(name) is None:
         bucket.create(name, (json.dumps(make_manifest(), indent=2) + "\n").encode())
     note_checkpoint(bucket, folder)
-    manifest: dict[str, Any] = files.read_json(folder / _MANIFEST)
+    manifest: dict[str, Any] | None = files.read_json(folder / _MANIFEST)
+    if manifest is None:
+        raise BucketError(f"{bucket.url}/{name} was deleted while it was committed")
     return manifest
 
 
@@ -143,8 +148,7 @@ def claim_generation(
         content = (json.dumps({**record(number), "claim": claim}, indent=2) + "\n").encode()
         folder = directory.generations / f"{number:07d}"
         if bucket.create(f"{_GENERATIONS}/{folder.name}/{file}", content):
-            folder.mkdir(parents=True, exist_ok=True)
-            files.write_bytes(folder / file, content)
+            _put_record(folder, file, content)
             return number
 
 
@@ -152,6 +156,19 @@ def newest_generation(bucket: Bucket, after: int = 0) -> int:
     """The highest number of a generation; `after` if there is none above it."""
     names = bucket.list(_GENERATIONS, after=f"{_GENERATIONS}/{after:07d}/~" if after else "")
     return max((int(name.split("/")[1]) for name in names), default=after)
+
+
+def _put_record(folder: Path, file: str, content: bytes) -> None:
+    """Make the folder of a generation, which appears with its record. Other processes may do so, too."""
+    draft = folder.with_name(f".claim-{uuid.uuid4().hex[:8]}")
+    draft.mkdir(parents=True)
+    files.write_bytes(draft / file, content)
+    try:
+        draft.rename(folder)
+    except OSError as error:
+        shutil.rmtree(draft)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 def _note(bucket: Bucket, folder: Path, sizes: dict[str, int]) -> None:

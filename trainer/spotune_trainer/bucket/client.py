@@ -117,7 +117,8 @@ class Bucket:
         with self._request("list", folder):
             pages = list(obstore.list(self._store, folder or None, offset=after or None))
         self.requests["list"] += max(0, len(pages) - 1)
-        return dict(sorted((found["path"], found["size"]) for page in pages for found in page))
+        # Some servers ignore where to start.
+        return dict(sorted((each["path"], each["size"]) for page in pages for each in page if each["path"] > after))
 
     def upload(self, name: str, path: Path, report: Callable[[int], None] = lambda _count: None) -> None:
         """Copy a file to an object, which appears when it is complete.

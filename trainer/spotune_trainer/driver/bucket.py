@@ -61,6 +61,7 @@ class DriverBucket:
 
     def upload_plan(self) -> None:
         """Upload the plan before a generation is claimed: its commits have to be continued with the same plan."""
-        if self._link is not None:
-            bucket, link = open_bucket(self._link.url), self._link
+        link = link_of(self._directory)  # a supervisor that started after this driver has another number
+        if link is not None:
+            bucket = open_bucket(link.url)
             self.when_reachable(lambda: push_file(bucket, self._directory, link, self._directory.plan))
