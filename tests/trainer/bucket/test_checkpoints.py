@@ -172,7 +172,6 @@ def test_a_request_whose_answer_is_lost_is_repeated(bucket: Bucket, tmp_path: Pa
         home = each.new()
         claim(home, None)
         ranks = checkpointers([home], keep=1)
-        commit(ranks, 5)
         with fault(number, BucketError("the answer was lost"), after=True) as requests:
             commit(ranks, 10)
         _, choice = each.choice()
