@@ -21,9 +21,8 @@ from spotune_trainer.bucket.client import Bucket, BucketError
 from spotune_trainer.checkpoint import async_checkpointer
 from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer
 from spotune_trainer.checkpoint.generations import ResumeChoice, choose_checkpoint, claim, list_generations
-from spotune_trainer.checkpoint.in_bucket.files import fetch_files
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
-from spotune_trainer.checkpoint.reader import CorruptCheckpointError, read_parameters
+from spotune_trainer.checkpoint.reader import CorruptCheckpointError, fetch, read_parameters
 from spotune_trainer.checkpoint.restore import RestoredBytes
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.bucket.conftest import linked_directory
@@ -290,10 +289,10 @@ def test_a_torn_object_is_skipped_and_a_changed_one_is_found_corrupt(machines: M
     with pytest.raises(
         CorruptCheckpointError, match=r"step-00000010\.gen-1 is corrupt: .* in the bucket does not have"
     ):
-        fetch_files(choice.checkpoint)
+        fetch(choice.checkpoint)
     older = choose_checkpoint(directory, [choice.checkpoint.name]).checkpoint
     assert older is not None
-    fetch_files(older)
+    fetch(older)
     assert torch.equal(read_parameters(older)["layer.bias"], make_state(5)["layer.bias/fp32"])
 
 

@@ -22,11 +22,10 @@ from spotune_trainer.bucket.client import Bucket
 from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.fragment import FragmentSource
 from spotune_trainer.checkpoint.generations import raise_if_superseded
-from spotune_trainer.checkpoint.in_bucket.files import drop_older_copies
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest, rank_file, rank_ok
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.snapshot import Snapshot
-from spotune_trainer.checkpoint.writer import commit, prune, write_fragments, write_progress
+from spotune_trainer.checkpoint.writer import commit, drop_older_copies, prune, write_fragments, write_progress
 from spotune_trainer.job_directory.layout import JobDirectory
 
 logger = logging.getLogger("spotune.worker")

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from spotune.job import BestSpec
 from spotune_trainer.checkpoint.evaluations import Evaluation, by_value
 from spotune_trainer.checkpoint.generations import in_lineage, list_generations
-from spotune_trainer.checkpoint.in_bucket.files import fetch_files
 from spotune_trainer.checkpoint.layout import Checkpoint, Torn, list_checkpoints
-from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
+from spotune_trainer.checkpoint.reader import CorruptCheckpointError, fetch, verify
 from spotune_trainer.job_directory.layout import JobDirectory
 
 
@@ -70,7 +69,7 @@ def _problem(checkpoint: Checkpoint | Torn | None, heartbeat: Callable[[], None]
     if isinstance(checkpoint, Torn):
         return f"is damaged: {checkpoint.reason}"
     try:
-        fetch_files(checkpoint, heartbeat)
+        fetch(checkpoint, heartbeat=heartbeat)
         for entry in checkpoint.manifest.files:
             verify(checkpoint, [entry])
             heartbeat()

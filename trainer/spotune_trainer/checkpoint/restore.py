@@ -22,7 +22,7 @@ from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.memory.peer_connection import PeerError
 from spotune_trainer.checkpoint.memory.peer_reader import PeerFile
 from spotune_trainer.checkpoint.memory.segment import Segment
-from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
+from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, fetch, verify
 
 logger = logging.getLogger("spotune.worker")
 
@@ -60,7 +60,7 @@ class Restore:
         labels = [file_label(checkpoint.name, entry) for entry in checkpoint.manifest.files]
         self._segments = memory.holding(labels) if memory is not None else {}
         self._peers = memory.peers if memory is not None else None
-        self._in_bucket = BucketFiles.of(checkpoint)
+        self._in_bucket = BucketFiles.of(checkpoint.path)
         self._bucket_headers: dict[str, bytes] = {}
         self._at_peers: dict[str, list[PeerFile]] = {}
         self._copied: set[str] = set()
@@ -139,7 +139,9 @@ class Restore:
     def _fetch(self) -> None:
         """Download what this rank reads from the bucket, verified."""
         if self._in_bucket is not None:
-            self._in_bucket.fetch(self._entries[file] for file in sorted(self._bytes.keys() - self._segments.keys()))
+            fetch(
+                self._checkpoint, [self._entries[file] for file in sorted(self._bytes.keys() - self._segments.keys())]
+            )
 
     def _copy_from_peers(self) -> None:
         """Copy the files that this rank needs, and that only other nodes have in memory, to segments of its own."""

@@ -45,6 +45,8 @@ from spotune_trainer.checkpoint.layout import (
 from spotune_trainer.job_directory.layout import JobDirectory
 
 _POLL_SECONDS = 0.01
+_COPIES_IN_DIRECTORY = 2
+"""Checkpoints whose files a machine keeps, if the storage is a bucket."""
 
 
 def tensor_name(parameter: str, offset: int, state: str) -> str:
@@ -254,6 +256,13 @@ def prune(
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in deleted]
+
+
+def drop_older_copies(directory: JobDirectory) -> None:
+    """Delete the files of all but the newest checkpoints from this machine. The bucket has those that count."""
+    for folder in list_folders(directory.checkpoints)[:-_COPIES_IN_DIRECTORY]:
+        for path in folder.glob("*.safetensors"):
+            path.unlink(missing_ok=True)
 
 
 def _best_step(checkpoint: Path, best: BestSpec) -> int | None:

@@ -205,10 +205,10 @@ def _fetch(chosen: Checkpoint) -> None:
         InfrastructureError: the bucket cannot be read.
     """
     from spotune_trainer.bucket.client import BucketError
-    from spotune_trainer.checkpoint.in_bucket.files import fetch_files
+    from spotune_trainer.checkpoint.reader import fetch
 
     try:
-        fetch_files(chosen)
+        fetch(chosen)
     except BucketError as error:
         raise InfrastructureError(str(error)) from error
 

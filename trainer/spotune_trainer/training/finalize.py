@@ -20,9 +20,8 @@ from spotune_trainer.bucket.folders import pull_generation_logs
 from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
-from spotune_trainer.checkpoint.in_bucket.files import fetch_files
 from spotune_trainer.checkpoint.layout import CheckpointName
-from spotune_trainer.checkpoint.reader import read_ema, read_trained_weights
+from spotune_trainer.checkpoint.reader import fetch, read_ema, read_trained_weights
 from spotune_trainer.data.schedule import Schedule
 from spotune_trainer.engine.zero_state import evaluation_weights
 from spotune_trainer.evaluation.evaluate import EvaluationResult, Prediction, evaluate
@@ -78,7 +77,7 @@ def finalize(
     release()
     chosen = evaluations.choose_export(checkpoint)
     step = chosen.checkpoint.name.step
-    fetch_files(chosen.checkpoint, context.reporter.heartbeat)
+    fetch(chosen.checkpoint, heartbeat=context.reporter.heartbeat)
     summary |= {"exportStep": step, "exportProblem": chosen.problem}
     if chosen.evaluation is not None:  # the results are those of the exported model
         summary |= _summary_of_earlier(chosen.evaluation)

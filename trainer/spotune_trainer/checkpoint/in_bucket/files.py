@@ -10,20 +10,38 @@ import logging
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Protocol
 
 from spotune_trainer.bucket.checkpoints import BUCKET_FILES
 from spotune_trainer.bucket.client import Bucket
 from spotune_trainer.bucket.link import bucket_of
-from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry, list_folders
 from spotune_trainer.checkpoint.memory.digests import checksum
-from spotune_trainer.checkpoint.reader import CorruptCheckpointError
 from spotune_trainer.job_directory.layout import JobDirectory
 
 logger = logging.getLogger("spotune.worker")
 
 _HEADER_GUESS_BYTES = 1 << 18
 _LENGTH = struct.Struct("<Q")
-_KEPT_LOCALLY = 2
+
+
+class DamagedFileError(Exception):
+    """The bucket does not have a file as it was committed; the message says why."""
+
+
+class CommittedFile(Protocol):
+    """A file as the manifest records it."""
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    @property
+    def xxh3(self) -> str:
+        """XXH3-64 of its content, in hex."""
 
 
 class BucketFiles:
@@ -31,23 +49,22 @@ class BucketFiles:
 
     Args:
         bucket: the bucket.
-        checkpoint: the checkpoint.
+        folder: of the checkpoint on this machine.
     """
 
-    def __init__(self, bucket: Bucket, checkpoint: Checkpoint) -> None:
+    def __init__(self, bucket: Bucket, folder: Path) -> None:
         self._bucket = bucket
-        self._checkpoint = checkpoint
-        self._verified: set[str] = set()
+        self._folder = folder
 
     @classmethod
-    def of(cls, checkpoint: Checkpoint) -> BucketFiles | None:
+    def of(cls, folder: Path) -> BucketFiles | None:
         """The files of a checkpoint of a job directory; None if the directory itself is the storage."""
-        bucket = bucket_of(JobDirectory(checkpoint.path.parent.parent))
-        return cls(bucket, checkpoint) if bucket is not None and (checkpoint.path / BUCKET_FILES).exists() else None
+        bucket = bucket_of(JobDirectory(folder.parent.parent))
+        return cls(bucket, folder) if bucket is not None and (folder / BUCKET_FILES).exists() else None
 
     def header(self, name: str) -> bytes:
         """What a file begins with, up to its first tensor."""
-        path = self._checkpoint.path / name
+        path = self._folder / name
         if path.exists():
             with path.open("rb") as stream:
                 start = stream.read(_LENGTH.size)
@@ -56,68 +73,43 @@ class BucketFiles:
         length = _LENGTH.size + _LENGTH.unpack(start[: _LENGTH.size])[0]
         return start[:length] if length <= len(start) else self._bucket.read_start(self._name(name), length)
 
-    def fetch(self, entries: Iterable[FileEntry], heartbeat: Callable[[], None] = lambda: None) -> None:
-        """Have these files on this machine, with the checksums of the manifest if the bucket has such files.
-
-        Processes of a machine that need the same file download it once.
+    def fetch(self, files: Iterable[CommittedFile], heartbeat: Callable[[], None] = lambda: None) -> None:
+        """Have these files on this machine, with their checksums. Of the processes of a machine, one downloads a file.
 
         Args:
-            entries: of the files.
+            files: as the manifest records them.
             heartbeat: called after each file.
 
         Raises:
             BucketError: the bucket cannot be read.
-            CorruptCheckpointError: the bucket has no such file, or another one than was committed.
+            DamagedFileError: it has no such file, or another one than was committed.
         """
-        for entry in entries:
-            if entry.name in self._verified:
-                continue
-            path = self._checkpoint.path / entry.name
-            with (self._checkpoint.path / f".{entry.name}.lock").open("w") as lock:
+        for file in files:
+            path = self._folder / file.name
+            with (self._folder / f".{file.name}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                if not _is_intact(path, entry):
-                    self._download(entry, path)
-            self._verified.add(entry.name)
+                if not _is_intact(path, file):
+                    self._download(file, path)
             heartbeat()
 
-    def _download(self, entry: FileEntry, path: Path) -> None:
+    def _download(self, file: CommittedFile, path: Path) -> None:
         if path.exists():
             logger.warning("%s on this machine is damaged: reading the bucket", path)
         try:
-            self._bucket.download(self._name(entry.name), path)
+            self._bucket.download(self._name(file.name), path)
         except FileNotFoundError as error:
-            raise CorruptCheckpointError(str(self._checkpoint.name), f"{entry.name} is not in the bucket") from error
-        if not _is_intact(path, entry):
+            raise DamagedFileError(f"{file.name} is not in the bucket") from error
+        if not _is_intact(path, file):
             path.unlink()
-            raise CorruptCheckpointError(
-                str(self._checkpoint.name), f"{entry.name} in the bucket does not have the checksum of its manifest"
-            )
+            raise DamagedFileError(f"{file.name} in the bucket does not have the checksum of its manifest")
 
     def _name(self, name: str) -> str:
-        return f"{self._checkpoint.path.parent.name}/{self._checkpoint.path.name}/{name}"
+        return f"{self._folder.parent.name}/{self._folder.name}/{name}"
 
 
-def fetch_files(checkpoint: Checkpoint, heartbeat: Callable[[], None] = lambda: None) -> None:
-    """Have all files of a checkpoint on this machine; does nothing if the job directory is the storage.
-
-    Raises:
-        BucketError, CorruptCheckpointError: as `BucketFiles.fetch`.
-    """
-    found = BucketFiles.of(checkpoint)
-    if found is not None:
-        found.fetch(checkpoint.manifest.files, heartbeat)
-
-
-def drop_older_copies(directory: JobDirectory) -> None:
-    """Delete the files of all but the newest checkpoints from this machine. The bucket has those that count."""
-    for folder in list_folders(directory.checkpoints)[:-_KEPT_LOCALLY]:
-        for path in folder.glob("*.safetensors"):
-            path.unlink(missing_ok=True)
-
-
-def _is_intact(path: Path, entry: FileEntry) -> bool:
+def _is_intact(path: Path, file: CommittedFile) -> bool:
     try:
-        with path.open("rb", buffering=0) as file:
-            return path.stat().st_size == entry.size and checksum(file) == entry.xxh3
+        with path.open("rb", buffering=0) as stream:
+            return path.stat().st_size == file.size and checksum(stream) == file.xxh3
     except FileNotFoundError:
         return False
