@@ -15,7 +15,8 @@ from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import claim
 from spotune_trainer.checkpoint.layout import MANIFEST
 from spotune_trainer.driver import planning
-from spotune_trainer.driver.driver import Driver, run_attempt
+from spotune_trainer.driver.__main__ import run_attempt
+from spotune_trainer.driver.driver import Driver
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.worker_group.result import CorruptCheckpoint, Failed, Stopped, Superseded, Yielded

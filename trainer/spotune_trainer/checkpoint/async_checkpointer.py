@@ -2,6 +2,9 @@
 
 At most one commit is pending. If the volume fails, the thread retries for ever while training continues, and
 `problem` holds the reason. A process that is killed leaves a folder without a manifest, which is not a checkpoint.
+
+If the storage is a bucket, the file is written to this machine first, and the same thread uploads it. A bucket that
+cannot be reached is treated as a volume that fails.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from spotune.job import BestSpec, CheckpointSpec
+from spotune_trainer.bucket.checkpoints import upload_rank_file, wait_for_manifest
+from spotune_trainer.bucket.client import Bucket
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.fragment import FragmentSource
 from spotune_trainer.checkpoint.generations import raise_if_superseded
-from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest
+from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry, Manifest, rank_file, rank_ok
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.snapshot import Snapshot
-from spotune_trainer.checkpoint.writer import commit, prune, write_fragments, write_progress
+from spotune_trainer.checkpoint.writer import commit, drop_older_copies, prune, write_fragments, write_progress
 from spotune_trainer.job_directory.layout import JobDirectory
 
 logger = logging.getLogger("spotune.worker")
@@ -96,6 +102,8 @@ class AsyncCheckpointer:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
+        self._bucket = bucket_of(directory)
+        self._bucket_progress = 0
         self._rank = rank
         self._world_size = world_size
         self._checkpoint = checkpoint
@@ -135,7 +143,8 @@ class AsyncCheckpointer:
             return False
         self._last_check = now
         written = write_progress(self._directory.checkpoints / str(pending.name), self._rank)
-        previous, self._last_progress = self._last_progress, (pending.name, pending.retries, written)
+        progress = (pending.name, pending.retries, self._bucket_progress, written)
+        previous, self._last_progress = self._last_progress, progress
         return self._last_progress != previous
 
     def reserve(self, fragments: Sequence[FragmentSource]) -> None:
@@ -223,15 +232,17 @@ class AsyncCheckpointer:
                 pending, lambda: write_fragments(folder, self._rank, fragments, self._raise_if_abandoned)
             )
             self._snapshot.complete(pending.name, entry)
+            if self._bucket is not None:
+                self._upload(self._bucket, pending)
             if self._rank == 0:
-                raise_if_superseded(self._directory, pending.name.generation)
+                self._retry(pending, lambda: raise_if_superseded(self._directory, pending.name.generation))
                 pending.manifest = self._retry(
                     pending,
-                    lambda: commit(
-                        self._directory, pending.name, self._world_size, make_manifest, self._raise_if_abandoned
-                    ),
+                    lambda: commit(self._directory, pending.name, self._world_size, make_manifest, self._wait),
                 )
                 self._retry(pending, lambda: self._prune(pending.name.generation))
+            elif self._bucket is not None:
+                self._wait_for_manifest(self._bucket, pending)
         except BaseException as error:  # noqa: BLE001 - raised again by `poll`
             pending.error = error
         finally:
@@ -239,6 +250,29 @@ class AsyncCheckpointer:
             pending.done.set()
         if pending.error is None:
             self._snapshot.reserve_next()
+
+    def _upload(self, bucket: Bucket, pending: _PendingSave) -> None:
+        """Upload this rank's file and its `.ok` file, until the bucket has them."""
+        folder = self._directory.checkpoints / str(pending.name)
+
+        def report(_count: int) -> None:
+            self._bucket_progress += 1
+            self._raise_if_abandoned()
+
+        self._retry(
+            pending, lambda: upload_rank_file(bucket, folder, rank_file(self._rank), rank_ok(self._rank), report)
+        )
+        drop_older_copies(self._directory)
+
+    def _wait_for_manifest(self, bucket: Bucket, pending: _PendingSave) -> None:
+        """Note the commit on this machine, for its agent copies only what is committed to other nodes."""
+        folder = self._directory.checkpoints / str(pending.name)
+        self._retry(pending, lambda: wait_for_manifest(bucket, folder, self._wait))
+
+    def _wait(self) -> None:
+        """While waiting for other ranks: a bucket that answers is progress, since uploads of others do not show."""
+        self._bucket_progress += self._bucket is not None
+        self._raise_if_abandoned()
 
     def _prune(self, generation: int) -> None:
         prune(self._directory, generation, self._checkpoint.keep, self._checkpoint.keep_every_steps, self._best)

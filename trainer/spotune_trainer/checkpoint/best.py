@@ -9,7 +9,7 @@ from spotune.job import BestSpec
 from spotune_trainer.checkpoint.evaluations import Evaluation, by_value
 from spotune_trainer.checkpoint.generations import in_lineage, list_generations
 from spotune_trainer.checkpoint.layout import Checkpoint, Torn, list_checkpoints
-from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
+from spotune_trainer.checkpoint.reader import CorruptCheckpointError, fetch, verify
 from spotune_trainer.job_directory.layout import JobDirectory
 
 
@@ -69,6 +69,7 @@ def _problem(checkpoint: Checkpoint | Torn | None, heartbeat: Callable[[], None]
     if isinstance(checkpoint, Torn):
         return f"is damaged: {checkpoint.reason}"
     try:
+        fetch(checkpoint, heartbeat=heartbeat)
         for entry in checkpoint.manifest.files:
             verify(checkpoint, [entry])
             heartbeat()

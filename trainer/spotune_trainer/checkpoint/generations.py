@@ -3,6 +3,7 @@
 Each start of a worker group claims the next generation number and records the checkpoint that the group starts from.
 The claim is atomic: a folder with that record is made under another name and then renamed to `generations/<n>`. A
 rename onto a folder that is not empty fails, on NFS too, so each number is claimed once and never visible half-made.
+If the storage is a bucket, the claim is a conditional write of the record, and the fence is read in the bucket.
 
 A worker group that is believed lost may still run (a zombie) and may still commit checkpoints. They do not count: a
 checkpoint is in the lineage only if no later generation started from an older one. Example: generation 2 starts from
@@ -25,6 +26,8 @@ from typing import Any
 
 from spotune.errors import SupersededError
 from spotune_trainer import files
+from spotune_trainer.bucket.checkpoints import claim_generation, newest_generation
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn, list_checkpoints
 from spotune_trainer.job_directory.layout import JobDirectory
 
@@ -72,7 +75,9 @@ def latest_generation(directory: JobDirectory) -> int:
 
 def is_superseded(directory: JobDirectory, generation: int) -> bool:
     """Whether a later generation has started."""
-    return latest_generation(directory) > generation
+    bucket = bucket_of(directory)
+    newest = latest_generation(directory) if bucket is None else newest_generation(bucket, after=generation)
+    return newest > generation
 
 
 def raise_if_superseded(directory: JobDirectory, generation: int) -> None:
@@ -87,6 +92,10 @@ def raise_if_superseded(directory: JobDirectory, generation: int) -> None:
 
 def claim(directory: JobDirectory, restored: CheckpointName | None) -> Generation:
     """Claim the next generation, which starts from `restored`. Any number of processes may race for it."""
+    bucket = bucket_of(directory)
+    if bucket is not None:
+        number = claim_generation(bucket, directory, lambda each: _to_json(Generation(each, restored)), _RESTORED)
+        return Generation(number, restored)
     directory.generations.mkdir(parents=True, exist_ok=True)
     number = latest_generation(directory)
     draft = directory.generations / f".claim-{uuid.uuid4().hex[:8]}"

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic.alias_generators import to_camel, to_snake
 
 from spotune_trainer import files
+from spotune_trainer.bucket.checkpoints import BUCKET_FILES
 from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.memory.segment import Label
 
@@ -180,7 +181,10 @@ def rank_ok(rank: int) -> str:
 
 
 def open_checkpoint(path: Path) -> Checkpoint | Torn:
-    """Read a checkpoint's manifest and check the sizes of its files. Checksums are verified when it is restored."""
+    """Read a checkpoint's manifest and check the sizes of its files. Checksums are verified when it is restored.
+
+    If the storage is a bucket, the sizes are those of the objects.
+    """
     name = CheckpointName.parse(path.name)
     try:
         value = files.read_json(path / MANIFEST)
@@ -189,14 +193,21 @@ def open_checkpoint(path: Path) -> Checkpoint | Torn:
         manifest = Manifest.from_json(value)
     except ValueError as error:
         return Torn(path, name, str(error))
+    in_bucket = files.read_json(path / BUCKET_FILES)
     for entry in manifest.files:
-        try:
-            size = (path / entry.name).stat().st_size
-        except FileNotFoundError:
+        size = _size(path / entry.name) if in_bucket is None else in_bucket.get(entry.name)
+        if size is None:
             return Torn(path, name, f"{entry.name} is missing")
         if size != entry.size:
             return Torn(path, name, f"{entry.name} has {size} bytes, its manifest records {entry.size}")
     return Checkpoint(path, name, manifest)
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def list_folders(checkpoints: Path) -> list[Path]:

@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from torch import Tensor
 from spotune.errors import SpotuneError
 from spotune.job import TrainingSpec
 from spotune_trainer.checkpoint.fragment import EMA, MASTER, SCHEDULE_FREE_BASE, Fragment
+from spotune_trainer.checkpoint.in_bucket.files import BucketFiles, DamagedFileError
 from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry
 from spotune_trainer.checkpoint.memory.digests import checksum
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Segment
@@ -100,6 +101,29 @@ def verify(checkpoint: Checkpoint, entries: Iterable[FileEntry] | None = None) -
             raise CorruptCheckpointError(
                 str(checkpoint.name), f"{entry.name} has checksum {found}, its manifest records {entry.xxh3}"
             )
+
+
+def fetch(
+    checkpoint: Checkpoint, entries: Iterable[FileEntry] | None = None, heartbeat: Callable[[], None] = lambda: None
+) -> None:
+    """Have files on this machine, verified, if a bucket is the storage; otherwise this does nothing.
+
+    Args:
+        checkpoint: the checkpoint.
+        entries: the files; by default all of them.
+        heartbeat: called after each file.
+
+    Raises:
+        BucketError: the bucket cannot be read.
+        CorruptCheckpointError: it has no such file, or another one than was committed.
+    """
+    in_bucket = BucketFiles.of(checkpoint.path)
+    if in_bucket is None:
+        return
+    try:
+        in_bucket.fetch(checkpoint.manifest.files if entries is None else entries, heartbeat)
+    except DamagedFileError as error:
+        raise CorruptCheckpointError(str(checkpoint.name), str(error)) from error
 
 
 class CheckpointReader:

@@ -5,6 +5,7 @@ its bytes have the checksum that the manifest records for that file. Files are v
 segment, the checksum takes longer than the copy to a GPU. So training begins before it is known, and nothing is
 committed until then (`check_memory`). What only another node has in memory, a rank copies from there into a segment of
 its own, if it needs it. Whatever is wrong with a segment, or with another node, the file is read instead.
+If the storage is a bucket, a rank downloads the files that it reads, unless its machine has them.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from dataclasses import dataclass
 
 from spotune.errors import InfrastructureError
 from spotune_trainer.checkpoint.fragment import Fragment
+from spotune_trainer.checkpoint.in_bucket.files import BucketFiles
 from spotune_trainer.checkpoint.layout import Checkpoint, file_label
 from spotune_trainer.checkpoint.memory.digests import SegmentDigests
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.memory.peer_connection import PeerError
 from spotune_trainer.checkpoint.memory.peer_reader import PeerFile
 from spotune_trainer.checkpoint.memory.segment import Segment
-from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, verify
+from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, fetch, verify
 
 logger = logging.getLogger("spotune.worker")
 
@@ -53,6 +55,7 @@ class Restore:
 
     Raises:
         CorruptCheckpointError: the files do not cover the fragments, or their headers cannot be read.
+        BucketError: the storage is a bucket, and it cannot be read.
     """
 
     def __init__(self, checkpoint: Checkpoint, fragments: Sequence[Fragment], memory: RankMemory | None) -> None:
@@ -63,6 +66,8 @@ class Restore:
         labels = [file_label(checkpoint.name, entry) for entry in checkpoint.manifest.files]
         self._segments = memory.holding(labels) if memory is not None else {}
         self._peers = memory.peers if memory is not None else None
+        self._in_bucket = BucketFiles.of(checkpoint.path)
+        self._bucket_headers: dict[str, bytes] = {}
         self._at_peers: dict[str, list[PeerFile]] = {}
         self._copied: set[str] = set()
         self._unchecked: dict[str, Segment] = {}
@@ -79,8 +84,11 @@ class Restore:
 
     @property
     def volume_files(self) -> set[str]:
-        """The files that this rank reads from the volume. The ranks share the work of verifying those of all."""
-        return self._bytes.keys() - self._segments.keys()
+        """The files that this rank reads from the volume. The ranks share the work of verifying those of all.
+
+        None if the storage is a bucket: a rank verifies what it downloads.
+        """
+        return set() if self._in_bucket is not None else self._bytes.keys() - self._segments.keys()
 
     def read(self, share: Iterable[str]) -> RestoredBytes:
         """Fill the fragments, and verify this rank's share of the files on the volume at the same time.
@@ -99,6 +107,7 @@ class Restore:
             if file in self._bytes and file not in self._copied
         }
         from_volume = self.volume_files
+        self._fetch()
         for segment in self._unchecked.values():
             self._digests.begin(segment)
         damaged: list[str] = []
@@ -113,6 +122,7 @@ class Restore:
         if damaged:
             self._distrust(damaged, "its bytes do not have the checksum that the manifest records")
             self._open()
+            self._fetch()
             verify(self._checkpoint, [self._entries[file] for file in self.volume_files - from_volume])
             self._reader.restore(self._fragments)
         return self._report()
@@ -145,9 +155,23 @@ class Restore:
         return [e.name for e, segment in entries if not self._digests.is_intact(segment, e.size, e.xxh3)]
 
     def _open(self) -> None:
-        headers = {file: holders[0].header for file, holders in self._at_peers.items()}
+        if self._in_bucket is not None:
+            for file in self._entries.keys() - self._segments.keys() - self._bucket_headers.keys():
+                self._bucket_headers[file] = self._header(self._in_bucket, file)
+        headers = self._bucket_headers | {file: holders[0].header for file, holders in self._at_peers.items()}
         self._reader = CheckpointReader(self._checkpoint, self._segments, headers)
         self._bytes = self._reader.bytes_by_file(self._fragments)
+
+    def _header(self, in_bucket: BucketFiles, file: str) -> bytes:
+        """The header of a file in the bucket, or of the copy that another node has in memory."""
+        return self._at_peers[file][0].header if file in self._at_peers else in_bucket.header(file)
+
+    def _fetch(self) -> None:
+        """Download what this rank reads from the bucket, verified."""
+        if self._in_bucket is not None:
+            fetch(
+                self._checkpoint, [self._entries[file] for file in sorted(self._bytes.keys() - self._segments.keys())]
+            )
 
     def _copy_from_peers(self) -> None:
         """Copy the files that this rank needs, and that only other nodes have in memory, to segments of its own."""

@@ -21,6 +21,15 @@ from torch import Tensor
 
 from spotune.job import BestSpec
 from spotune_trainer import files
+from spotune_trainer.bucket.checkpoints import (
+    delete_checkpoints,
+    put_manifest,
+    read_checkpoint_file,
+    refresh,
+    wait_for_files,
+)
+from spotune_trainer.bucket.client import Bucket
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.evaluations import best_evaluation
 from spotune_trainer.checkpoint.fragment import Fragment, FragmentSource
 from spotune_trainer.checkpoint.generations import in_lineage, list_generations
@@ -36,6 +45,8 @@ from spotune_trainer.checkpoint.layout import (
 from spotune_trainer.job_directory.layout import JobDirectory
 
 _POLL_SECONDS = 0.01
+_COPIES_IN_DIRECTORY = 2
+"""Checkpoints whose files a machine keeps, if the storage is a bucket."""
 
 
 def tensor_name(parameter: str, offset: int, state: str) -> str:
@@ -172,6 +183,9 @@ def commit(
         make_manifest: makes the manifest from the entries of all ranks' files.
         raise_if_abandoned: called while it waits, and before the manifest is written; what it raises ends the commit.
     """
+    bucket = bucket_of(directory)
+    if bucket is not None:
+        return _commit_to_bucket(bucket, directory, name, world_size, make_manifest, raise_if_abandoned)
     folder = directory.checkpoints / str(name)
     entries: list[FileEntry] = []
     for rank in range(world_size):
@@ -186,6 +200,26 @@ def commit(
     return manifest
 
 
+def _commit_to_bucket(
+    bucket: Bucket,
+    directory: JobDirectory,
+    name: CheckpointName,
+    world_size: int,
+    make_manifest: Callable[[tuple[FileEntry, ...]], Manifest],
+    raise_if_abandoned: Callable[[], None],
+) -> Manifest:
+    """As `commit`. The files of all ranks are in the bucket before the manifest is."""
+    wait_for_files(bucket, str(name), map(rank_ok, range(world_size)), raise_if_abandoned)
+
+    def make() -> dict[str, Any]:
+        found = [read_checkpoint_file(bucket, str(name), rank_ok(rank)) for rank in range(world_size)]
+        manifest = make_manifest(tuple(FileEntry(**value) for value in found))
+        raise_if_abandoned()
+        return manifest.to_json()
+
+    return Manifest.from_json(put_manifest(bucket, directory.checkpoints / str(name), make))
+
+
 def prune(
     directory: JobDirectory, generation: int, keep: int, keep_every_steps: int = 0, best: BestSpec | None = None
 ) -> list[str]:
@@ -194,8 +228,14 @@ def prune(
     Keeps the newest `keep` checkpoints of the lineage, and those whose step is a multiple of `keep_every_steps`. With
     `best`, it also keeps for each of the newest ones the best checkpoint before it: a run may resume from any of them.
     Deletes the others of this and older generations, including folders that are unfinished or outside of the lineage.
-    Deletes nothing of a later generation, and nothing before this generation has a commit of its own.
+    Deletes nothing of a later generation, and nothing before this generation has a commit of its own. If the storage is
+    a bucket, it decides what is deleted, and the copies on this machine follow.
     """
+    bucket, listed = bucket_of(directory), dict[str, dict[str, int]]()
+    if bucket is not None:
+        listed = refresh(bucket, directory)
+        for name in listed:  # unfinished ones of other machines
+            (directory.checkpoints / name).mkdir(parents=True, exist_ok=True)
     generations = list_generations(directory)
     folders = list_folders(directory.checkpoints)
     names = {path: CheckpointName.parse(path.name) for path in folders}
@@ -209,11 +249,20 @@ def prune(
         best_steps = {_best_step(path, best) for path in lineage[-keep:]}
         kept |= {path for path in lineage if names[path].step in best_steps}
     deleted = [path for path in folders if path not in kept and names[path].generation <= generation]
+    if bucket is not None:
+        delete_checkpoints(bucket, listed, (path.name for path in deleted if path.name in listed))
     for path in deleted:
         # The manifest goes first: a half-deleted folder is not a checkpoint.
         (path / MANIFEST).unlink(missing_ok=True)
         shutil.rmtree(path, ignore_errors=True)
     return [path.name for path in deleted]
+
+
+def drop_older_copies(directory: JobDirectory) -> None:
+    """Delete the files of all but the newest checkpoints from this machine. The bucket has those that count."""
+    for folder in list_folders(directory.checkpoints)[:-_COPIES_IN_DIRECTORY]:
+        for path in folder.glob("*.safetensors"):
+            path.unlink(missing_ok=True)
 
 
 def _best_step(checkpoint: Path, best: BestSpec) -> int | None:

@@ -20,7 +20,7 @@ from spotune.errors import InfrastructureError, JobError, UsageError
 from spotune.formatting import scores_of
 from spotune_trainer import files
 from spotune_trainer.checkpoint.catalogue import CatalogueEntry, CheckpointState, list_entries, select_checkpoint
-from spotune_trainer.checkpoint.layout import CheckpointName
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.job_directory.layout import JobDirectory
 
 checkpoint = typer.Typer(no_args_is_help=True, help="List, verify, export and convert the checkpoints of a run.")
@@ -83,6 +83,7 @@ def export_command(
     if ema and not job.spec.training.ema_decay:
         raise UsageError("--ema needs a run with training.emaDecay: omit it.")
     try:
+        _fetch(chosen)
         verify(chosen)
         parameters = read_ema(chosen) if ema else read_trained_weights(chosen, job.spec.training)
     except CorruptCheckpointError as error:
@@ -158,6 +159,7 @@ def _to_universal(run: JobDirectory, step: int | None, output: Path) -> dict[str
     if job is not None:
         check_has_moments(job)
     try:
+        _fetch(chosen)
         verify(chosen)
         with byte_progress("Converting", Console(stderr=True)) as report:
             write_universal(chosen, output, report)
@@ -195,12 +197,29 @@ def _from_universal(directory: Path, source: Path, job_file: Path | None) -> dic
     }
 
 
+def _fetch(chosen: Checkpoint) -> None:
+    """Download the files of a checkpoint, if a bucket keeps the run.
+
+    Raises:
+        CorruptCheckpointError: the bucket has other files than were committed.
+        InfrastructureError: the bucket cannot be read.
+    """
+    from spotune_trainer.bucket.client import BucketError
+    from spotune_trainer.checkpoint.reader import fetch
+
+    try:
+        fetch(chosen)
+    except BucketError as error:
+        raise InfrastructureError(str(error)) from error
+
+
 def _verify(entry: CatalogueEntry) -> CatalogueEntry:
     from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
 
     if entry.checkpoint is None:
         return entry
     try:
+        _fetch(entry.checkpoint)
         verify(entry.checkpoint)
     except CorruptCheckpointError as error:
         return entry.as_damaged(error.reason)

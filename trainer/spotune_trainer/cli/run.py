@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from spotune.job import FinetuneJob
+    from spotune_trainer.bucket.state_mirror import StateMirror
     from spotune_trainer.job_directory.layout import JobDirectory
     from spotune_trainer.supervisor.console import View
 
@@ -33,6 +35,12 @@ def run(
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Also print the duration of each part of the start-up.")
     ] = False,
+    bucket: Annotated[
+        str | None,
+        typer.Option(
+            help="s3://bucket/prefix, gs:// or az://: keeps the run; the folder is a copy of it.", metavar="URL"
+        ),
+    ] = None,
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of /progress, /metrics and /healthz; 0: any free port.")
     ] = 0,
@@ -40,14 +48,18 @@ def run(
     """Train on this machine with the same trainer and supervisor as in a cluster. The same command continues the run.
 
     Example: spotune run job.yaml --directory runs/my-job
+
+    With --bucket, any machine continues the run, with or without the folder: spotune run job.yaml --bucket s3://b/my-job
     """
     from rich.console import Console
 
     from spotune_trainer import files
+    from spotune_trainer.bucket.state_mirror import mirrored
     from spotune_trainer.job_directory.job import put_job
     from spotune_trainer.job_directory.layout import JobDirectory
     from spotune_trainer.job_directory.lock import locked
     from spotune_trainer.supervisor.preflight.admission import check_directory, read_job, refuse_missing_gpus
+    from spotune_trainer.supervisor.preflight.bucket import open_storage
     from spotune_trainer.supervisor.preflight.checks import refuse_insufficient_space
 
     changes = {
@@ -58,22 +70,36 @@ def run(
     requested = read_job(job, {path: value for path, value in changes.items() if value is not None})
     refuse_missing_gpus(requested)
     run_directory = JobDirectory((directory or Path("runs") / requested.metadata.name).absolute())
+    storage = open_storage(bucket, run_directory)
     check_directory(run_directory, requested)
     if not run_directory.job.exists():  # a started run continues, even if the disk was filled since
         refuse_insufficient_space(run_directory, requested)
     progress = Console(stderr=True) if output == "json" else Console()
-    with locked(run_directory):
+    log = partial(progress.print, soft_wrap=True, highlight=False, markup=False)
+    with locked(run_directory), mirrored(storage, run_directory, log) as mirror:
         put_job(run_directory, requested)
         # A supervisor that was killed just after training has left supervisor.json, and perhaps its Ray head.
         if not run_directory.result.exists() or run_directory.supervisor.exists():
-            _train(run_directory, requested, progress, port=port, verbose=verbose)
+            _train(run_directory, requested, progress, mirror, port=port, verbose=verbose)
     if requested.spec.serving is not None:
         hint = f"spec.serving is for clusters. On this machine, serve the model: spotune serve {run_directory.root}"
-        progress.print(hint, soft_wrap=True, highlight=False, markup=False)
-    _show(files.read_json(run_directory.result) or {}, requested.metadata.name, progress, as_json=output == "json")
+        log(hint)
+    result = {
+        **(files.read_json(run_directory.result) or {}),
+        "export": str(run_directory.export),
+    }  # not of another machine
+    _show(result, requested.metadata.name, progress, as_json=output == "json")
 
 
-def _train(run_directory: JobDirectory, job: FinetuneJob, console: Console, *, port: int, verbose: bool) -> None:
+def _train(
+    run_directory: JobDirectory,
+    job: FinetuneJob,
+    console: Console,
+    mirror: StateMirror | None,
+    *,
+    port: int,
+    verbose: bool,
+) -> None:
     from spotune_trainer.supervisor.http_server import ProgressServer
     from spotune_trainer.supervisor.ray_head.local import LocalRay
     from spotune_trainer.supervisor.supervisor import Supervisor
@@ -81,7 +107,7 @@ def _train(run_directory: JobDirectory, job: FinetuneJob, console: Console, *, p
     workers = job.spec.workers
     head = LocalRay(run_directory.root, workers.world_size, gpus=workers.gpus > 0)
     view = _view(job.metadata.name, console)
-    supervisor = Supervisor(run_directory, lambda: job.spec.retry, head, view, verbose=verbose)
+    supervisor = Supervisor(run_directory, lambda: job.spec.retry, head, view, verbose=verbose, mirror=mirror)
     with ProgressServer(run_directory, supervisor.health_problem, port=port) as server:
         supervisor.run(server.url)
 

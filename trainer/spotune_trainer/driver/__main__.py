@@ -15,13 +15,18 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ray
 
+from spotune.errors import SpotuneError
 from spotune_trainer.job_directory.job import job_of
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.observability.logs.line_format import LineFormatter
 from spotune_trainer.worker_group.agent_pool import AgentPool
+
+if TYPE_CHECKING:
+    from spotune_trainer.driver.driver import Driver
 
 logger = logging.getLogger("spotune.driver")
 
@@ -57,11 +62,21 @@ def run_driver(directory: JobDirectory, attempt: int) -> int:
     seconds = time.monotonic() - started
 
     # Imports of seconds, while those of the ranks go on on their nodes.
-    from spotune_trainer.driver.driver import Driver, DriverDependencies, run_attempt
+    from spotune_trainer.driver.driver import Driver, DriverDependencies
 
     driver = Driver(directory, job, attempt, DriverDependencies(agents))
     driver.status.record_startup("connect", seconds)
     return run_attempt(driver)
+
+
+def run_attempt(driver: Driver) -> int:
+    """Run a driver. Returns the exit code of its process."""
+    try:
+        driver.run()
+    except SpotuneError as error:
+        logger.error("%s", error)
+        return error.exit_code
+    return 0
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from spotune_trainer.checkpoint.generations import (
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.adoption import Adoption
+from spotune_trainer.driver.bucket import DriverBucket
 from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
@@ -102,6 +103,7 @@ class Driver:
         self.dependencies = dependencies
         self.ledger = Ledger(directory)
         self.status = StatusPublisher(directory, self.ledger, attempt, create_trackers(job, directory))
+        self._bucket = DriverBucket(directory, self._wait_for_bucket, dependencies.sleep)
         self._job_content: object = None
         self._skipped_checkpoints: set[CheckpointName] = set()
         self._claimed_generation: int | None = None
@@ -142,12 +144,14 @@ class Driver:
         if sources := unprepared_sources(self.job, self.directory):
             prepare_sources(self.job, self.directory, sources, self.ledger, self.status)
         check_local_manifests(self.job, self.directory)
+        self._bucket.upload_data()
 
     def _run_generation(self) -> bool:
         """Run one worker group, from plan to result. Returns True once the model is trained."""
         self._reload_job()
         world_size = self._wait_for_workers()  # before the plan, which needs the memory of a worker
         started = time.monotonic()
+        self._bucket.refresh()
         choice = choose_checkpoint(self.directory, self._skipped_checkpoints)
         for skipped in choice.skipped:
             self._skip_checkpoint(skipped.name, skipped.reason)
@@ -242,7 +246,9 @@ class Driver:
         Raises:
             SupersededError: another driver has claimed a generation after the last one of this driver.
         """
-        if self._claimed_generation is not None and is_superseded(self.directory, self._claimed_generation):
+        self._bucket.upload_plan()
+        last = self._claimed_generation
+        if last is not None and self._bucket.when_reachable(lambda: is_superseded(self.directory, last)):
             self.ledger.append("superseded", generation=self._claimed_generation)
             raise SupersededError(
                 f"another driver of this job has started a generation after {self._claimed_generation}"
@@ -250,7 +256,7 @@ class Driver:
         name = checkpoint.name if checkpoint else None
         step = name.step if name else 0
         lost, lost_seconds = steps_lost_after(self.directory, step), productive_seconds_after(self.directory, step)
-        generation = claim(self.directory, name)
+        generation = self._bucket.when_reachable(lambda: claim(self.directory, name))
         self._claimed_generation = generation.number
         self.ledger.append(
             "generation-started",
@@ -386,12 +392,6 @@ class Driver:
         first = CheckpointName.parse(task.restore).step if task.restore else 0
         return last_logged_step(self.directory, task.generation, first)
 
-
-def run_attempt(driver: Driver) -> int:
-    """Run a driver. Returns the exit code of its process."""
-    try:
-        driver.run()
-    except SpotuneError as error:
-        logger.error("%s", error)
-        return error.exit_code
-    return 0
+    def _wait_for_bucket(self, message: str) -> None:
+        self.status.update(message=message)
+        raise_if_stopped(self.directory)

@@ -1,7 +1,7 @@
 """Paths of all files in a job's folder; no other module spells them.
 
 ```
-job.json plan.json status.json result.json ledger.jsonl notice.json preflight.json supervisor.json
+job.json plan.json status.json result.json ledger.jsonl notice.json preflight.json supervisor.json bucket.json
 generations/0000007/restored.json
 checkpoints/step-00000120.gen-7/{manifest.json, rank-00000.safetensors, rank-00000.ok}
 logs/gen-7/{steps.jsonl, events.jsonl, progress.json, worker-0.log, stacks-rank-00000.txt}
@@ -64,6 +64,11 @@ class JobDirectory:
     def supervisor(self) -> Path:
         """Process, URL and Ray head of the running supervisor."""
         return self.root / "supervisor.json"
+
+    @property
+    def bucket(self) -> Path:
+        """Which bucket keeps the state of the job; only of a run whose storage is a bucket."""
+        return self.root / "bucket.json"
 
     @property
     def generations(self) -> Path:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from spotune_trainer import files
+from spotune_trainer.bucket.generation_logs import GenerationLogUpload
 from spotune_trainer.job_directory.layout import GenerationLogs
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.background_writer import BackgroundWriter
@@ -89,6 +90,7 @@ class ProgressReporter:
         rank: of this process.
         hang_timeout_seconds: longest time between two heartbeats; then the watchdog ends the process.
         clock: seconds, monotonic.
+        upload: copies the files to a bucket; None if the volume is the storage.
     """
 
     def __init__(
@@ -97,11 +99,13 @@ class ProgressReporter:
         rank: int,
         hang_timeout_seconds: float,
         clock: Callable[[], float] = time.monotonic,
+        upload: GenerationLogUpload | None = None,
     ) -> None:
         self.logs = logs
         self.rank = rank
         self._watchdog = Watchdog(logs.stacks(rank), hang_timeout_seconds, clock)
         self._clock = clock
+        self._upload = upload
         self.stopwatch = Stopwatch(clock)
         self._state: dict[str, Any] = {
             "startedAt": time.time(),
@@ -202,7 +206,7 @@ class ProgressReporter:
         """Write everything reported so far and fsync the steps, before a commit relies on them; from any thread.
 
         Raises:
-            OSError: the volume does not accept them yet.
+            OSError: the volume, or the bucket, does not accept them yet.
         """
         if self.rank != 0:
             return
@@ -210,6 +214,8 @@ class ProgressReporter:
             raise OSError(errno.EAGAIN, "the log of the steps could not be written yet", str(self.logs.steps))
         if self.logs.steps.exists():
             files.fsync_file(self.logs.steps)
+        if self._upload is not None:
+            self._upload.push_steps()
 
     def _append(self, path: Path, record: dict[str, Any]) -> None:
         if self.rank == 0:

@@ -16,6 +16,7 @@ from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedE
 from spotune.job import RetrySpec
 from spotune.retry import Failure
 from spotune_trainer import files
+from spotune_trainer.bucket.state_mirror import StateMirror
 from spotune_trainer.job_directory.job import has_finished
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
@@ -57,6 +58,7 @@ class Supervisor:
         command: returns the driver's command line for the number of an attempt; None for the driver of this package.
         timing: intervals and timeouts.
         verbose: also show how long each part of the start-up took.
+        mirror: keeps the state in the bucket; None if the directory is the storage.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Supervisor:
         command: Callable[[int], list[str]] | None = None,
         timing: Timing | None = None,
         verbose: bool = False,
+        mirror: StateMirror | None = None,
     ) -> None:
         self._directory = directory
         self._retry = retry
@@ -82,6 +85,7 @@ class Supervisor:
         self._ledger = Ledger(directory)
         self._stop = StopRequest(directory, self._control, view, self._timing.notice, beside_head=beside_head)
         self._watch = RunWatch(directory, retry, view, self._timing.hang_margin, verbose=verbose)
+        self._mirror = mirror
         self._failures: list[Failure] = []
 
     def drain(self) -> None:
@@ -145,6 +149,8 @@ class Supervisor:
         attempt = Attempt(number, f"spotune-{number}-{time.time_ns():x}")
         self._directory.notice.unlink(missing_ok=True)
         self._ledger.append("attempt-started", attempt=number)
+        if self._mirror is not None:
+            self._mirror.push()  # so that no other machine uses this number again
         metadata = {DIRECTORY_KEY: str(self._directory.root), ATTEMPT_KEY: str(number)}
         entrypoint = f"exec {shlex.join(self._command(number))}"
         try:
@@ -174,6 +180,8 @@ class Supervisor:
         commit_step: int | None = None
         while True:
             self._watch.poll()
+            if self._mirror is not None:
+                self._mirror.raise_if_superseded()
             self._stop.notify_workers()
             if self._stop.loses_head:
                 commit_step = self._watch.status.get("step") or 0 if commit_step is None else commit_step

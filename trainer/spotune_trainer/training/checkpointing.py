@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 from torch import distributed
 
 from spotune.goodput import Part
+from spotune_trainer.bucket.checkpoints import note_checkpoint
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer, CommitResult
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, Torn, open_checkpoint
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
@@ -79,7 +81,10 @@ class Checkpointing:
         name, engine, reporter = self.context.restore_from, self.context.engine, self.context.reporter
         if name is None:
             return
-        checkpoint = open_checkpoint(self.context.directory.checkpoints / str(name))
+        folder = self.context.directory.checkpoints / str(name)
+        if (bucket := bucket_of(self.context.directory)) is not None:
+            note_checkpoint(bucket, folder)
+        checkpoint = open_checkpoint(folder)
         restored = self._load(checkpoint)
         assert isinstance(checkpoint, Checkpoint), "a torn one has been refused"
         manifest = checkpoint.manifest

@@ -15,10 +15,13 @@ from spotune.errors import SpotuneError
 from spotune.formatting import scores_of
 from spotune.job import HarnessSpec
 from spotune_trainer import files
+from spotune_trainer.bucket.checkpoints import refresh
+from spotune_trainer.bucket.folders import pull_generation_logs
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
 from spotune_trainer.checkpoint.layout import CheckpointName
-from spotune_trainer.checkpoint.reader import read_ema, read_trained_weights
+from spotune_trainer.checkpoint.reader import fetch, read_ema, read_trained_weights
 from spotune_trainer.data.schedule import Schedule
 from spotune_trainer.engine.zero_state import evaluation_weights
 from spotune_trainer.evaluation.evaluate import EvaluationResult, Prediction, evaluate
@@ -28,6 +31,7 @@ from spotune_trainer.evaluation.ranks import RankGroup
 from spotune_trainer.evaluation.task_scores import score_tasks
 from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.export.model_card import model_card
+from spotune_trainer.export.to_bucket import upload_exports, upload_model_card
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import label_tokens_of, tokens_of
 from spotune_trainer.training.context import TrainContext
@@ -63,6 +67,9 @@ def finalize(
     }
     if context.rank != 0:
         return summary
+    if (bucket := bucket_of(context.directory)) is not None:
+        refresh(bucket, context.directory)
+        pull_generation_logs(bucket, context.directory)  # of generations on other machines
     summary |= summarize_steps(surviving_steps(context.directory), context.datasets.schedule)
     context.reporter.set_phase(Phase.EXPORTING)
     raise_if_superseded(context.directory, context.task.generation)
@@ -70,6 +77,7 @@ def finalize(
     release()
     chosen = evaluations.choose_export(checkpoint)
     step = chosen.checkpoint.name.step
+    fetch(chosen.checkpoint, heartbeat=context.reporter.heartbeat)
     summary |= {"exportStep": step, "exportProblem": chosen.problem}
     if chosen.evaluation is not None:  # the results are those of the exported model
         summary |= _summary_of_earlier(chosen.evaluation)
@@ -93,6 +101,7 @@ def finalize(
         keep_previous=True,
         before_replacing=lambda: raise_if_superseded(context.directory, context.task.generation),
     )
+    upload_exports(context.directory, context.reporter.heartbeat)
     context.reporter.update(exportStep=step, exportProblem=chosen.problem)
     context.reporter.record_event("exported", sha256=sha256, step=step)
     summary["exportSha256"] = sha256
@@ -126,6 +135,7 @@ def _run_harness(context: TrainContext, spec: HarnessSpec, device: str, summary:
     changed = {"scores": {**summary.get("scores", {}), **scores}}
     card = model_card(context.job, {**summary, **changed})
     files.write_text(context.directory.export / "README.md", card)
+    upload_model_card(context.directory)
     context.reporter.update(evalScores=scores_of({**summary, **changed}), harnessProblem=None)
     context.reporter.record_event("harness", step=summary["exportStep"], scores=scores)
     return changed

@@ -7,7 +7,7 @@ import os
 import socket
 import time
 from collections.abc import Generator
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,9 @@ from torch import distributed
 from spotune.errors import JobError
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
+from spotune_trainer.bucket.folders import pull_folder, push_folder
+from spotune_trainer.bucket.generation_logs import GenerationLogUpload
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.policy import CommitPolicy
@@ -158,7 +161,16 @@ class Worker:
                 ranks,
                 self.reporter.heartbeat,
             )
+            self._share_references(ranks)
             self.reporter.record_startup("reference")
+
+    def _share_references(self, ranks: RankGroup) -> None:
+        """With a bucket: upload what this rank has computed, and download what the ranks on other machines have."""
+        directory = self.context.directory
+        if (bucket := bucket_of(directory)) is not None:
+            push_folder(bucket, directory, directory.reference)
+            ranks.gather(None)
+            pull_folder(bucket, directory, directory.reference)
 
     def run_steps(self) -> RankExit:
         """Train from the first step to the last one, or until a notice; commit and evaluate in between.
@@ -265,12 +277,15 @@ class Worker:
 
 def run_worker(task: WorkerTask, rank: int, world_size: int, memory: RankMemory | None = None) -> TrainResult:
     """Train as `rank` of a process group. An exception is logged and recorded in the failure file, then raised."""
-    logs = task.logs
+    logs, directory = task.logs, task.job_directory
     job = FinetuneJob.model_validate(task.job)
     logs.root.mkdir(parents=True, exist_ok=True)
+    bucket = bucket_of(directory)
+    upload = GenerationLogUpload(bucket, directory, logs, rank) if bucket is not None else None
     with (
+        upload or nullcontext(),
         logging_to_file(logs.worker(rank)),
-        ProgressReporter(logs, rank, job.spec.retry.hang_timeout.seconds) as reporter,
+        ProgressReporter(logs, rank, job.spec.retry.hang_timeout.seconds, upload=upload) as reporter,
     ):
         process = f"{socket.gethostname()}, process {os.getpid()}"
         start = task.restore or "the beginning"

@@ -166,7 +166,7 @@ def _check_usable(directory: JobDirectory) -> None:
         raise UsageError(f"{nearest} is a file: give another --directory")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UsageError(f"{nearest} cannot be written to: give another --directory, or change its permissions")
-    is_job_directory = directory.job.exists() or directory.status.exists()
+    is_job_directory = any(path.exists() for path in (directory.job, directory.status, directory.bucket))
     if nearest == root and not is_job_directory and any(not path.name.startswith(".") for path in root.iterdir()):
         raise UsageError(f"{root} holds other files and no job: give an empty or a new --directory")
 

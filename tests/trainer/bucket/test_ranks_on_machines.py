@@ -1,0 +1,53 @@
+"""Ranks on machines that share nothing but the bucket: they commit together, and others continue with the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spotune_trainer.bucket.checkpoints import delete_checkpoints, list_checkpoint_files, refresh
+from spotune_trainer.bucket.client import Bucket
+from spotune_trainer.checkpoint.generations import choose_checkpoint, claim, surviving_steps
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.training.task import WorkerTask
+from spotune_trainer.training.worker import TrainResult, run_worker
+from tests.trainer.bucket.conftest import linked_directory
+from tests.trainer.support.groups import run_group
+from tests.trainer.support.runs import STEPS, Layout, Runs, losses, make_task, sample_hashes
+
+pytestmark = pytest.mark.slow
+
+LAYOUT = Layout(2, 2)
+
+
+def train_on_own_machine(rank: int, world_size: int, task: WorkerTask, homes: Sequence[str]) -> TrainResult:
+    return run_worker(replace(task, directory=homes[rank]), rank, world_size)
+
+
+def test_other_machines_continue_with_the_same_bits(runs: Runs, bucket: Bucket, tmp_path: Path) -> None:
+    undisturbed = runs.finished(LAYOUT)
+
+    def train(name: str) -> JobDirectory:
+        """Train the next generation on new machines; returns the directory of rank 0."""
+        driver, *homes = (linked_directory(bucket, tmp_path / name / each) for each in ("driver", "rank0", "rank1"))
+        refresh(bucket, driver)
+        checkpoint = choose_checkpoint(driver).checkpoint
+        generation = claim(driver, checkpoint.name if checkpoint else None)
+        task = make_task(driver, runs.job(), LAYOUT, generation)
+        run_group(2, train_on_own_machine, task, [str(each.root) for each in homes], timeout=240)
+        return homes[0]
+
+    train("first")
+    listed = list_checkpoint_files(bucket)
+    delete_checkpoints(bucket, listed, [name for name in listed if f"{STEPS:08d}" in name])
+    resumed = train("second")
+    assert [record["generation"] for record in surviving_steps(resumed)] == [1] * 5 + [2] * 5
+    assert sample_hashes(resumed) == sample_hashes(undisturbed)
+    assert losses(resumed) == losses(undisturbed)
+    weights = "model.safetensors"
+    assert (resumed.export / weights).read_bytes() == (undisturbed.export / weights).read_bytes()
+    assert bucket.read(f"export/{weights}") == (undisturbed.export / weights).read_bytes()
+    assert bucket.read("logs/gen-2/worker-1.log.parts/000000000000") is not None

@@ -1,0 +1,79 @@
+"""Folders of files that are written once: shards, reference log-probabilities, exports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from spotune_trainer.bucket.appended import logs_in, pull_log
+from spotune_trainer.bucket.client import Bucket
+from spotune_trainer.job_directory.layout import JobDirectory
+
+
+def push_folder(
+    bucket: Bucket, directory: JobDirectory, folder: Path, heartbeat: Callable[[], None] = lambda: None
+) -> None:
+    """Upload the files of a folder that the bucket lacks, or has with another size. All are there on return.
+
+    Args:
+        bucket: the bucket.
+        directory: of the job.
+        folder: a folder of the job.
+        heartbeat: called after each part of a file.
+    """
+    name = str(folder.relative_to(directory.root))
+    paths = _files(folder)
+    have = bucket.list(name) if paths else {}
+    for path in paths:
+        found = str(path.relative_to(directory.root))
+        if have.get(found) != path.stat().st_size:
+            bucket.upload(found, path, lambda _count: heartbeat())
+
+
+def replace_folder(
+    bucket: Bucket, directory: JobDirectory, folder: Path, last: Path, heartbeat: Callable[[], None] = lambda: None
+) -> None:
+    """Replace a folder in the bucket.
+
+    Args:
+        bucket: the bucket.
+        directory: of the job.
+        folder: the folder, which is complete.
+        last: a file in it that readers begin with. It is deleted first, and uploaded last.
+        heartbeat: called after each part of a file.
+    """
+    name, last_name = str(folder.relative_to(directory.root)), str(last.relative_to(directory.root))
+    bucket.delete([last_name])
+    paths = {str(path.relative_to(directory.root)): path for path in _files(folder)}
+    for each, path in paths.items():
+        if each != last_name:
+            bucket.upload(each, path, lambda _count: heartbeat())
+    bucket.delete(each for each in bucket.list(name) if each not in paths)
+    bucket.upload(last_name, last)
+
+
+def pull_folder(bucket: Bucket, directory: JobDirectory, folder: Path) -> None:
+    """Download the files of a folder that are missing here, or have another size here."""
+    sizes = bucket.list(str(folder.relative_to(directory.root)))
+    missing = [name for name, size in sizes.items() if _size(directory.root / name) != size]
+    bucket.download_all((name, directory.root / name) for name in missing)
+
+
+def pull_generation_logs(bucket: Bucket, directory: JobDirectory) -> None:
+    """Download what the workers of all generations logged. Logs that are longer here stay as they are."""
+    sizes = bucket.list(str(directory.logs.relative_to(directory.root)))
+    for name, parts in logs_in(sizes).items():
+        pull_log(bucket, name, parts, directory.root / name)
+    replaced = [name for name in sizes if ".parts/" not in name and not (directory.root / name).exists()]
+    bucket.download_all((name, directory.root / name) for name in replaced)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,52 @@
+"""`bucket.json`: which bucket keeps the state of a job directory. Never uploaded: it belongs to this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spotune_trainer import files
+from spotune_trainer.bucket.client import Bucket, open_bucket
+from spotune_trainer.job_directory.layout import JobDirectory
+
+
+@dataclass(frozen=True)
+class Link:
+    """The bucket of a job directory.
+
+    Attributes:
+        url: of the bucket, with its prefix.
+        writer: number under which this directory's supervisor and driver write; 0: they are on another machine.
+    """
+
+    url: str
+    writer: int = 0
+
+    def name(self, relative: str) -> str:
+        """Name of the object of a file that supervisor and driver write."""
+        return f"{writer_folder(self.writer)}/{relative}"
+
+
+def writer_folder(number: int) -> str:
+    """Folder of the objects of a writer."""
+    return f"{WRITERS}/{number:07d}"
+
+
+WRITERS = "writers"
+
+
+def link_of(directory: JobDirectory) -> Link | None:
+    """The bucket of a directory; None if the directory itself is the storage."""
+    value = files.read_json(directory.bucket)
+    return Link(value["url"], value["writer"]) if value else None
+
+
+def put_link(directory: JobDirectory, link: Link) -> None:
+    """Record the bucket of a directory."""
+    directory.root.mkdir(parents=True, exist_ok=True)
+    files.write_json(directory.bucket, {"url": link.url, "writer": link.writer})
+
+
+def bucket_of(directory: JobDirectory) -> Bucket | None:
+    """The client of a directory's bucket; None if the directory itself is the storage."""
+    link = link_of(directory)
+    return open_bucket(link.url) if link is not None else None

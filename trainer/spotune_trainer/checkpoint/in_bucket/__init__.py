@@ -1,0 +1,1 @@
+"""Checkpoints of a job whose storage is a bucket."""
