@@ -10,7 +10,14 @@ import pytest
 from spotune.errors import InfrastructureError, JobError, StoppedError, SupersededError
 from spotune_trainer import files
 from spotune_trainer.job_directory.ledger import Ledger
-from tests.trainer.support.scripted_ray import POLICY, Run, ScriptedRay, dies_at_submission, dies_while_running
+from tests.trainer.support.scripted_ray import (
+    POLICY,
+    Run,
+    ScriptedRay,
+    cannot_start_the_driver,
+    dies_at_submission,
+    dies_while_running,
+)
 
 
 @pytest.mark.parametrize("death", [dies_at_submission, dies_while_running])
@@ -20,6 +27,14 @@ def test_dead_head_is_replaced(tmp_path: Path, death: Callable[[ScriptedRay], in
     assert run.ray.starts == 2
     assert run.attempts() == [(1, None), (2, 0)]
     assert run.causes() == ["headLost"]
+
+
+def test_ray_says_why_a_driver_did_not_start(tmp_path: Path) -> None:
+    run = Run(tmp_path, cannot_start_the_driver, 0)
+    run()
+    (failure,) = Ledger(run.directory).records("failure")
+    assert failure["cause"] == "headLost"
+    assert "Ray could not start it: Failed to start supervisor actor: ImportError: libarrow.so" in failure["message"]
 
 
 def test_infrastructure_failures_are_retried_until_success(tmp_path: Path) -> None:

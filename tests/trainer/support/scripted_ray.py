@@ -30,6 +30,7 @@ class ScriptedRay:
         self.alive = False
         self.starts = 0
         self.notice: Path | None = None
+        self.message = ""
 
     def reattach(self, record: Mapping[str, Any] | None) -> bool:
         return False
@@ -55,6 +56,12 @@ class ScriptedRay:
         self.jobs = {}
 
 
+def cannot_start_the_driver(ray: ScriptedRay) -> int | None:
+    """Ray accepts the submission, but runs nothing."""
+    ray.message = "Failed to start supervisor actor:\n  ImportError: libarrow.so: cannot open shared object file"
+    return 137
+
+
 class ScriptedJobs(JobsClient):
     """The Jobs API of a scripted head."""
 
@@ -78,7 +85,8 @@ class ScriptedJobs(JobsClient):
         act = self.ray.acts.pop(0)
         code = act if isinstance(act, int) else act(self.ray)
         status = "SUCCEEDED" if code == 0 else "FAILED" if code is not None else "RUNNING"
-        self.ray.jobs[submission_id] = RayJob(submission_id, status, code, "", metadata)
+        self.ray.jobs[submission_id] = RayJob(submission_id, status, code, self.ray.message, metadata)
+        self.ray.message = ""
 
 
 def dies_at_submission(ray: ScriptedRay) -> int | None:

@@ -33,7 +33,7 @@ from spotune_trainer.supervisor.failure_policy import (
     next_action,
 )
 from spotune_trainer.supervisor.ray_head.head import RayHead
-from spotune_trainer.supervisor.ray_head.jobs_client import JobsUnavailableError
+from spotune_trainer.supervisor.ray_head.jobs_client import JobsUnavailableError, RayJob
 from spotune_trainer.supervisor.recovery import ATTEMPT_KEY, DIRECTORY_KEY, Recovery, record_failure
 from spotune_trainer.supervisor.signals import (
     LeaveAtOnceError,
@@ -43,6 +43,7 @@ from spotune_trainer.supervisor.signals import (
 )
 
 _MAX_LOG_LINES = 3
+_MAX_MESSAGE_LENGTH = 300
 
 
 class Supervisor:
@@ -131,9 +132,9 @@ class Supervisor:
             if attempt is None:
                 self._stop.raise_if_pending()
                 attempt = self._submit(recovery)
-            driver_exit, exit_code = self._wait_for_exit(attempt)
+            driver_exit, job = self._wait_for_exit(attempt)
             self._watch.poll()
-            action = self._conclude(attempt, driver_exit, exit_code)
+            action = self._conclude(attempt, driver_exit, job)
             if isinstance(action, ExitSupervisor):
                 self._raise_for(action.exit_code, attempt)
                 return
@@ -171,7 +172,7 @@ class Supervisor:
         module = [sys.executable, "-m", "spotune_trainer.driver"]
         return [*module, "--directory", str(self._directory.root), "--attempt", str(number)]
 
-    def _wait_for_exit(self, attempt: Attempt) -> tuple[DriverExit, int | None]:
+    def _wait_for_exit(self, attempt: Attempt) -> tuple[DriverExit, RayJob | None]:
         """Watch an attempt until it exits, and stop it if it hangs or ignores a stop; also returns its exit code."""
         heartbeat = self._watch.heartbeat
         heartbeat.restart(time.monotonic())
@@ -196,7 +197,7 @@ class Supervisor:
             job = in_ray.poll()
             driver_exit = classify_driver_exit(job, hung=hung)
             if driver_exit is not None:
-                return driver_exit, job.exit_code if job else None
+                return driver_exit, job
             time.sleep(self._timing.poll)
 
     def _leave_workers_after_commit(self, step: int) -> None:
@@ -211,24 +212,27 @@ class Supervisor:
         if not is_training or committed >= step or self._stop.is_overdue:
             raise StoppedError("the head ends; its workers train on, and the next head continues with them")
 
-    def _conclude(self, attempt: Attempt, driver_exit: DriverExit, exit_code: int | None) -> Resubmit | ExitSupervisor:
+    def _conclude(self, attempt: Attempt, driver_exit: DriverExit, job: RayJob | None) -> Resubmit | ExitSupervisor:
         """Record the exit of an attempt, and decide what follows."""
-        self._ledger.append("attempt-ended", attempt=attempt.number, exitCode=exit_code)
+        self._ledger.append("attempt-ended", attempt=attempt.number, exitCode=job.exit_code if job else None)
         stopping = self._stop.is_pending
         step = self._watch.highest_step
         if driver_exit not in (DriverExit.DONE, DriverExit.FAILED, DriverExit.SUPERSEDED) and not stopping:
-            failure = Failure(failure_cause(driver_exit), step, time.time(), self._reason(attempt, driver_exit))
+            failure = Failure(failure_cause(driver_exit), step, time.time(), self._reason(attempt, driver_exit, job))
             self._failures.append(failure)
             if driver_exit is not DriverExit.INFRASTRUCTURE:  # the driver has recorded that one itself
                 record_failure(self._directory, failure.cause, failure.message, failure.step)
         return next_action(driver_exit, self._failures, self._retry(), now=time.time(), stopping=stopping)
 
-    def _reason(self, attempt: Attempt, driver_exit: DriverExit) -> str:
+    def _reason(self, attempt: Attempt, driver_exit: DriverExit, job: RayJob | None) -> str:
         match driver_exit:
             case DriverExit.HUNG:
                 return f"no heartbeat for {self._watch.heartbeat.timeout_seconds:.0f} s"
             case DriverExit.CRASHED:
                 return f"the driver crashed: {self._failure_message(attempt)}"
+            case DriverExit.VANISHED if job is not None and job.message:
+                message = " ".join(job.message.split())
+                return f"the driver was killed, or Ray could not start it: {message[:_MAX_MESSAGE_LENGTH]}"
             case DriverExit.VANISHED:
                 return "the driver was killed, or its Ray head died"
         return str(self._watch.status.get("message") or "infrastructure")
