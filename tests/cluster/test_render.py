@@ -12,6 +12,7 @@ import pytest
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from spotune_testcluster.waiting import wait_for
+from spotune_trainer.worker_group.worker_node import RAY_COMMAND
 from tests import ROOT
 from tests.cluster.pods import as_json
 from tests.command_line import run_spotune
@@ -116,9 +117,11 @@ def test_kuberays_own_additions_leave_what_is_ours(applied: Kubectl) -> None:
     (worker, *_) = wait_for("the worker pods", 120, lambda: _all_workers(applied))
     assert worker["metadata"]["labels"]["spotune.dev/job"] == "t5-wikisql"
     assert worker["spec"]["terminationGracePeriodSeconds"] == 30
-    mounts = [mount["mountPath"] for mount in worker["spec"]["containers"][0]["volumeMounts"]]
+    container = worker["spec"]["containers"][0]
+    mounts = [mount["mountPath"] for mount in container["volumeMounts"]]
     assert mounts.count("/dev/shm") == 1
-    assert "--num-gpus=1" in " ".join(worker["spec"]["containers"][0]["args"])
+    start_ray = next(each["value"] for each in container["env"] if each["name"] == RAY_COMMAND)
+    assert "--num-gpus=1" in start_ray
 
 
 def _pods(namespace: Kubectl, kind: str, group: str = "") -> list[dict[str, Any]]:
