@@ -44,6 +44,7 @@ class MemoryWorker(Worker):
                 stack.enter_context(mock.patch.object(SegmentDigests, "is_intact", return_value=True))
                 stack.enter_context(mock.patch.object(PeerConnection, "receive_content", receive_unverified))
             super().restore()
+            self.checkpointing.check_memory()
 
     @contextmanager
     def _memory(self, checkpoint: Checkpoint) -> Iterator[RankMemory]:
@@ -89,6 +90,7 @@ class DamagedMemoryTrusted(Worker):
             _flip(self.memory.node)
         with mock.patch.object(SegmentDigests, "is_intact", return_value=True):
             super().restore()
+            self.checkpointing.check_memory()
 
 
 class DamagedCopyTrusted(Worker):

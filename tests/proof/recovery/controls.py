@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from spotune_trainer.checkpoint.generations import claim
 from spotune_trainer.checkpoint.layout import CheckpointName
+from spotune_trainer.checkpoint.restore import DamagedMemoryError
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.worker import Worker
 from tests.proof import broken_memory
@@ -20,7 +21,7 @@ from tests.proof.negative_controls import COMMITTED, ZERO_STAGE, Control, Contro
 from tests.proof.recovery.prover import RecoveryControl
 from tests.proof.recovery.schedules import Target
 from tests.proof.references import PartialRunWorker, train_steps
-from tests.trainer.support.groups import run_group
+from tests.trainer.support.groups import GroupFailedError, run_group
 from tests.trainer.support.runs import Layout, make_task
 
 _TWO = Layout(2, ZERO_STAGE)
@@ -56,10 +57,18 @@ class HeldFiles:
         return broken_memory.PeerMemoryWorker if self.at_peer else broken_memory.MemoryWorker
 
     def resume(self, bench: ControlBench, worker: type[Worker]) -> JobDirectory:
-        """Resume an interrupted run of two workers."""
+        """Resume an interrupted run of two workers.
+
+        A group that finds its own memory damaged ends, and another one follows.
+        """
         directory = bench.interrupted_run()
         self.fill(bench, directory)
-        bench.resume(directory, worker)
+        try:
+            bench.resume(directory, worker)
+        except GroupFailedError as error:
+            if DamagedMemoryError.__name__ not in str(error):
+                raise
+            bench.resume(directory, Worker)
         return directory
 
     def control(self) -> Control:

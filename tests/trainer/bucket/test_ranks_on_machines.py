@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +24,16 @@ pytestmark = pytest.mark.slow
 LAYOUT = Layout(2, 2)
 
 
-def train_on_own_machine(rank: int, world_size: int, task: WorkerTask, homes: Sequence[str]) -> TrainResult:
+def train_on_own_machine(
+    rank: int, world_size: int, task: WorkerTask, homes: Sequence[str], access: Mapping[str, str]
+) -> TrainResult:
+    os.environ |= access
     return run_worker(replace(task, directory=homes[rank]), rank, world_size)
 
 
 def test_other_machines_continue_with_the_same_bits(runs: Runs, bucket: Bucket, tmp_path: Path) -> None:
     undisturbed = runs.finished(LAYOUT)
+    access = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "S3_"))}
 
     def train(name: str) -> JobDirectory:
         """Train the next generation on new machines; returns the directory of rank 0."""
@@ -37,7 +42,7 @@ def test_other_machines_continue_with_the_same_bits(runs: Runs, bucket: Bucket, 
         checkpoint = choose_checkpoint(driver).checkpoint
         generation = claim(driver, checkpoint.name if checkpoint else None)
         task = make_task(driver, runs.job(), LAYOUT, generation)
-        run_group(2, train_on_own_machine, task, [str(each.root) for each in homes], timeout=240)
+        run_group(2, train_on_own_machine, task, [str(each.root) for each in homes], access, timeout=240)
         return homes[0]
 
     train("first")

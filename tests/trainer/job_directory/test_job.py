@@ -160,7 +160,8 @@ def test_finished_run_prints_its_result_again(
     assert "tiny is trained" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main([*arguments, "--output", "json"])
-    assert json.loads(capsys.readouterr().out) == {"steps": 7, "trainLoss": 0.5}
+    expected = {"steps": 7, "trainLoss": 0.5, "export": str(directory.export)}
+    assert json.loads(capsys.readouterr().out) == expected
 
 
 def test_finished_run_whose_supervisor_was_killed_is_cleaned_up(
