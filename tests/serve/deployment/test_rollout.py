@@ -155,6 +155,7 @@ def test_a_new_version_takes_over_without_a_broken_stream(tmp_path: Path) -> Non
         assert service.client.get("/stats").json()["process"] == process, "the gateway never restarted"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_requests_leave_a_version_whose_application_is_deleted_while_it_is_listed(tmp_path: Path) -> None:
     """A stream keeps the deleted replica busy: meanwhile Ray Serve neither gives the others a replica nor refuses."""

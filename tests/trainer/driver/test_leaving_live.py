@@ -99,6 +99,7 @@ def running(runs: Runs, tmp_path: Path) -> Iterator[RunningDriver]:
         made.stop(directory)
 
 
+@pytest.mark.long
 def test_second_notice_is_decided_by_what_the_run_has_measured(running: RunningDriver) -> None:
     running.wait_for_measurements(1)
     running.drain(None)

@@ -66,6 +66,7 @@ def agent_of(rank: Process) -> Process:
     return process
 
 
+@pytest.mark.long
 def test_state_of_a_lost_node_comes_from_another_ones_memory_and_the_weights_are_the_same(cluster: Cluster) -> None:
     """The checkpoint's files on the volume are wiped, so that only memory has their bytes."""
     if shortage(machine_memory_bytes() // 20, free_memory_bytes):
