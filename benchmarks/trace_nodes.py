@@ -13,18 +13,16 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from spotune_trainer.supervisor.ray_head.local import RunningRay
 from spotune_trainer.supervisor.ray_head.processes import ProcessFamily, boot_id, find_process
+from tests.proof.nodes import start
 
 _ROOT = Path(__file__).parents[1]
 _MARK = "SPOTUNE_TRACE_NODE"
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _POLL_SECONDS = 0.1
-_JOIN_SECONDS = 150.0
 _PATIENCE_SECONDS = 600.0
 _AT_ONCE = max(1, (os.cpu_count() or 1) // 2)
 """Nodes that start at the same time."""
@@ -173,41 +171,6 @@ class Nodes:
         )
 
 
-def start(address: str) -> str:
-    """Start a raylet beside a head on 127.0.0.1, as `ray start` does; returns Ray's id of the node."""
-    from ray._private import services
-    from ray._private.node import Node as RayNode
-    from ray._private.parameter import RayParams
-
-    parameters = RayParams(
-        gcs_address=address,
-        node_ip_address="127.0.0.1",
-        num_cpus=1,
-        num_gpus=0,
-        min_worker_port=0,
-        max_worker_port=0,
-        node_manager_port=0,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        include_log_monitor="",  # of all that is false the one that its type allows
-    )
-    parameters.dashboard_agent_listen_port = None
-    services.get_node = partial(_patiently, services.get_node)
-    node = RayNode(parameters, head=False, shutdown_at_exit=False, spawn_reaper=False)
-    return str(node.node_id)
-
-
-def _patiently(get_node: Callable[[str, str], Any], address: str, node: str) -> Any:
-    """What Ray knows of a node once it has joined. Ray itself waits for half a minute, which a busy machine exceeds."""
-    until = time.monotonic() + _JOIN_SECONDS
-    while True:
-        try:
-            return get_node(address, node)
-        except RuntimeError:
-            if time.monotonic() > until:
-                raise
-        time.sleep(_POLL_SECONDS)
-
-
 def drain(address: str, node: str, deadline: int) -> None:
     """Announce to Ray that a node will be lost.
 
@@ -227,6 +190,6 @@ def drain(address: str, node: str, deadline: int) -> None:
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["join", address]:
-            print(start(address))
+            print(start(address, slots=1, gpus=0))
         case ["drain", address, node, deadline]:
             drain(address, node, int(deadline))

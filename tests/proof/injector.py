@@ -6,27 +6,24 @@ termination notice. Nothing else helps the run.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import zip_longest
-from pathlib import Path
 
 from spotune.job import FinetuneJob
 from spotune_trainer.job_directory.job import put_job
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.ray_head.local import process_marker
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily, boot_id
-from tests import ROOT
 from tests.proof import nodes
+from tests.proof.injected import injected_path
 from tests.proof.injected.slow_volume import VOLUME, Latency, set_latency
 from tests.proof.injection_points import has_comparable_steps, is_at, newest_generation
 from tests.proof.schedules import Fault, FaultKind, InjectionPoint, Schedule
 from tests.trainer.support.live import LiveRun, held_segments, kill
 
-_INJECTED = Path(__file__).parent / "injected"
 _PATIENCE_SECONDS = 600.0
 _WHILE_GROWING = Latency(step=1.0)
 """Slows the group down: it yields to a larger group after ten seconds, and must have steps left by then."""
@@ -76,8 +73,7 @@ class FaultInjector:
         environment: Mapping[str, str] | None = None,
         on_restart: Callable[[JobDirectory], None] = lambda _: None,
     ) -> None:
-        path = os.pathsep.join(filter(None, (str(_INJECTED), str(ROOT), os.environ.get("PYTHONPATH"))))
-        variables = {"PYTHONPATH": path, VOLUME: str(directory.root), **(environment or {})}
+        variables = {"PYTHONPATH": injected_path(), VOLUME: str(directory.root), **(environment or {})}
         self.run = LiveRun(directory, job(schedule.world_size), variables, _PATIENCE_SECONDS)
         self.injections: list[Injection] = []
         self.schedule = schedule

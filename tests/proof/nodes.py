@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from spotune_trainer.supervisor.ray_head.local import RunningRay
 from spotune_trainer.supervisor.ray_head.processes import ProcessFamily, boot_id, find_process
@@ -18,8 +21,8 @@ from tests import ROOT
 
 NODE = "SPOTUNE_PROOF_NODE"
 """Variable in all processes of an additional node: its name."""
-_PATIENCE = {"RAY_raylet_start_wait_time_s": "90"}
-"""Ray gives up after 30 s, which a busy machine may take."""
+_JOIN_SECONDS = 150.0
+_POLL_SECONDS = 0.1
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 
 
@@ -65,7 +68,7 @@ def join(ray: RunningRay, slots: int, number: int, gpus: Sequence[int] = ()) -> 
     starter = subprocess.Popen(
         [sys.executable, "-m", __name__, ray.address, str(slots), str(len(gpus))],
         cwd=ROOT,
-        env={**environment, **visible, **_PATIENCE, NODE: name},
+        env={**environment, **visible, NODE: name},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -80,8 +83,13 @@ def join(ray: RunningRay, slots: int, number: int, gpus: Sequence[int] = ()) -> 
     return Node(name, slots, family)
 
 
-def start(address: str, slots: int, gpus: int) -> None:
-    """What `ray start --address` does, which refuses to where the head says that it is for one machine."""
+def start(address: str, slots: int, gpus: int) -> str:
+    """What `ray start --address` does, which refuses to where the head says that it is for one machine.
+
+    Returns:
+        Ray's id of the node.
+    """
+    from ray._private import services
     from ray._private.node import Node as RayNode
     from ray._private.parameter import RayParams
 
@@ -97,7 +105,21 @@ def start(address: str, slots: int, gpus: int) -> None:
         include_log_monitor="",  # of all that is false the one that its type allows
     )
     parameters.dashboard_agent_listen_port = None
-    RayNode(parameters, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    services.get_node = partial(_patiently, services.get_node)
+    node = RayNode(parameters, head=False, shutdown_at_exit=False, spawn_reaper=False)
+    return str(node.node_id)
+
+
+def _patiently(get_node: Callable[[str, str], Any], address: str, node: str) -> Any:
+    """What Ray knows of a node once it has joined. Ray itself waits for half a minute, which a busy machine exceeds."""
+    until = time.monotonic() + _JOIN_SECONDS
+    while True:
+        try:
+            return get_node(address, node)
+        except RuntimeError:
+            if time.monotonic() > until:
+                raise
+        time.sleep(_POLL_SECONDS)
 
 
 if __name__ == "__main__":

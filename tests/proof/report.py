@@ -77,7 +77,9 @@ def report(records: Sequence[Record], machine: str) -> str:
         (record for record in records if isinstance(record, ScheduleRecord)), key=lambda record: record.seed
     )
     controls = [record for record in records if isinstance(record, ControlRecord)]
-    return "\n".join([_TEXT, *_summary(proven, controls, machine), "", *_schedules(proven), "", *_controls(controls)])
+    return "\n".join(
+        [_TEXT, *_summary(proven, controls, machine), "", *_schedules(proven), "", *control_table(_CONTROLS, controls)]
+    )
 
 
 def _summary(proven: Sequence[ScheduleRecord], controls: Sequence[ControlRecord], machine: str) -> Iterator[str]:
@@ -132,7 +134,7 @@ def _schedules(proven: Sequence[ScheduleRecord]) -> Iterator[str]:
             str(record.steps_lost),
             _difference(record.next_loss),
             _difference(record.curve),
-            "proven" if not record.findings else f"**not proven**: {_some(record.findings)}",
+            "proven" if not record.findings else f"**not proven**: {some_findings(record.findings)}",
         )
         yield f"| {' | '.join(cells)} |"
 
@@ -142,18 +144,23 @@ def _fault(blow: FaultRecord) -> str:
     return f"{blow.deed}{when if blow.hit else f' [{when.strip()}]'} ({blow.step})"
 
 
-def _controls(controls: Sequence[ControlRecord]) -> Iterator[str]:
-    yield _CONTROLS
+def control_table(text: str, controls: Sequence[ControlRecord]) -> Iterator[str]:
+    """A text and what the checker found of each control; those without the whole product first."""
+    yield text
     yield "| what is broken | in | what the checker finds |"
     yield "|---|---|---|"
     for control in sorted(controls, key=lambda control: control.live):
         others = [finding for finding in control.findings if finding != control.caught]
-        result = f"**not caught**: {_some(others)}" if control.caught is None else _some([control.caught, *others], 1)
+        result = (
+            f"**not caught**: {some_findings(others)}"
+            if control.caught is None
+            else some_findings([control.caught, *others], 1)
+        )
         yield f"| {control.control} | {'product' if control.live else 'ranks'} | {result} |"
     yield ""
 
 
-def _some(findings: Sequence[str], most: int = 2) -> str:
+def some_findings(findings: Sequence[str], most: int = 2) -> str:
     """The first findings, and the number of further ones."""
     shown = re.sub(r"\s+", " ", "; ".join(findings[:most])).replace("|", "\\|")
     more = len(findings) - most

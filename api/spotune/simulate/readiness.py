@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from spotune.simulate.lookahead import Lookahead
 from spotune.simulate.supply import NodeSupply
 
 _NEVER = float("inf")
@@ -38,17 +38,16 @@ class _Nodes:
     """The nodes of the workers, the oldest first."""
 
     def __init__(self, moments: Iterator[NodeSupply], notice: float, join: float) -> None:
-        self._moments = moments
+        self._moments = Lookahead(moments)
         self._notice = notice
         self._join = join
-        self._upcoming: deque[NodeSupply] = deque()
         self._announced = 0  # of the upcoming changes, those whose losses were announced
         self._nodes: list[_Node] = []
         self._current: NodeSupply | None = None
 
     def advance(self) -> NodeSupply | None:
         """Move to the next change; None if there is none."""
-        change = self._peek(0)
+        change = self._moments.peek(0)
         change_at = change.seconds if change is not None else _NEVER
         if self._current is not None:
             at = min(self._notice_at(change_at), self._ready_at())
@@ -57,7 +56,7 @@ class _Nodes:
                 return self._emit(replace(self._current, seconds=at, lost=0, head_lost=False))
         if change is None:
             return None
-        self._upcoming.popleft()
+        self._moments.take()
         self._announced = max(0, self._announced - 1)
         self._apply(change)
         return self._emit(change)
@@ -79,7 +78,7 @@ class _Nodes:
         if self._notice == 0:
             return _NEVER
         index = self._announced
-        while (moment := self._peek(index)) is not None and moment.seconds - self._notice < change_at:
+        while (moment := self._moments.peek(index)) is not None and moment.seconds - self._notice < change_at:
             if moment.lost:
                 return max(0.0, moment.seconds - self._notice)
             index += 1
@@ -88,7 +87,7 @@ class _Nodes:
     def _announce(self, now: float, change_at: float) -> None:
         """Announce the losses that are due."""
         while self._notice and self._notice_at(change_at) <= now:
-            moment = self._peek(self._announced)
+            moment = self._moments.peek(self._announced)
             assert moment is not None, "a notice is for a loss"
             self._announced += 1
             for node in [node for node in self._nodes if not node.going][-moment.lost :] if moment.lost else []:
@@ -101,11 +100,3 @@ class _Nodes:
         while len(self._nodes) < change.workers:
             self._nodes.append(_Node(ready_at))
         del self._nodes[change.workers :]
-
-    def _peek(self, index: int) -> NodeSupply | None:
-        while len(self._upcoming) <= index:
-            moment = next(self._moments, None)
-            if moment is None:
-                return None
-            self._upcoming.append(moment)
-        return self._upcoming[index]

@@ -7,7 +7,6 @@ a restore, a commit) are inputs, given in ``Timings``.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterator
 from enum import Enum
 from random import Random
@@ -18,6 +17,7 @@ from spotune.resize.leaving import Leave
 from spotune.resize.times import seconds_before_deadline
 from spotune.retry import backoff_seconds
 from spotune.simulate.commits import CommitSchedule, SavedState
+from spotune.simulate.lookahead import Lookahead
 from spotune.simulate.readiness import with_readiness
 from spotune.simulate.resizing import ResizeDecisions
 from spotune.simulate.supply import NodeSupply, supply
@@ -73,9 +73,8 @@ class _Simulation:
         self._steps = steps
         self._horizon = horizon
         self._now = 0.0
-        self._moments = moments
-        self._upcoming: deque[NodeSupply] = deque()
         self._current = next(moments)
+        self._moments = Lookahead(moments)
         self._committed: SavedState | None = None
         self._streak = 0
         self._highest = 0
@@ -112,9 +111,9 @@ class _Simulation:
 
     def _advance_to(self, until: float) -> None:
         """Move to a time: account for node seconds, and apply all supply changes up to it."""
-        while (coming := self._peek(0)) is not None and coming.seconds <= until:
+        while (coming := self._moments.peek(0)) is not None and coming.seconds <= until:
             self._accrue_node_seconds(coming.seconds)
-            self._current = self._upcoming.popleft()
+            self._current = self._moments.take()
             self._resizing.count_slots(self._current)
         self._accrue_node_seconds(until)
 
@@ -125,19 +124,10 @@ class _Simulation:
         self.outcome.head_seconds += self._current.head * seconds
         self._now = until
 
-    def _peek(self, index: int) -> NodeSupply | None:
-        """The upcoming supply change with the given index; None if there is none."""
-        while len(self._upcoming) <= index:
-            moment = next(self._moments, None)
-            if moment is None:
-                return None
-            self._upcoming.append(moment)
-        return self._upcoming[index]
-
     def _future(self) -> Iterator[NodeSupply]:
         """The upcoming supply changes before the horizon."""
         index = 0
-        while (moment := self._peek(index)) is not None and moment.seconds < self._horizon:
+        while (moment := self._moments.peek(index)) is not None and moment.seconds < self._horizon:
             yield moment
             index += 1
 
@@ -173,7 +163,7 @@ class _Simulation:
             timeout_at = began + (max(patience, self._times.patience) if self._current.joining else patience)
             if available >= enough or (available >= scenario.min_workers and self._now >= timeout_at):
                 return min(available, scenario.workers)
-            coming = self._peek(0)
+            coming = self._moments.peek(0)
             change = coming.seconds if coming is not None else NEVER
             if available >= scenario.min_workers:
                 change = min(change, timeout_at)
@@ -350,7 +340,7 @@ class _Simulation:
         if head_lost:
             self._spend(Part.WAITING, self._times.head_loss)
             while not self._current.head:
-                coming = self._peek(0)
+                coming = self._moments.peek(0)
                 self._spend_until(Part.WAITING, coming.seconds if coming is not None else NEVER)
             self._is_first = True
             self._spend(Part.STARTUP, self._times.attempt)

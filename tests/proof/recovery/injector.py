@@ -5,23 +5,21 @@ All kills are SIGKILL. A node that was killed is replaced by a new one, and a co
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.layout import MANIFEST
 from spotune_trainer.job_directory.job import put_job
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.ray_head.processes import Process
-from tests import ROOT
 from tests.proof import injector
 from tests.proof.history import committed
+from tests.proof.injected import injected_path
 from tests.proof.injected.recovery_moments import MOMENTS, Phase, Wire, phase_of, senders
 from tests.proof.injected.slow_volume import VOLUME, Latency, set_latency
 from tests.proof.injected.small_head import HEAD_SLOTS
@@ -30,7 +28,6 @@ from tests.proof.recovery.local_nodes import LocalNodes, node_of
 from tests.proof.recovery.schedules import STEPS, Kill, Moment, RecoverySchedule, Target
 from tests.trainer.support.live import LiveRun, kill
 
-_INJECTED = Path(injector.__file__).parent / "injected"
 _PATIENCE_SECONDS = 300.0
 _LATENCY = Latency(step=0.06, write=0.001, read=0.004, fsync=0.01)
 _PHASES = {
@@ -86,7 +83,7 @@ class RecoveryInjector:
     ) -> None:
         self._moments = directory.root.with_name(directory.root.name + ".moments")
         variables = {
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(_INJECTED), str(ROOT), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": injected_path(),
             VOLUME: str(directory.root),
             MOMENTS: str(self._moments),
             HEAD_SLOTS: str(schedule.nodes[0]),

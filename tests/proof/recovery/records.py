@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.proof.records import ControlRecord
+
 _lock = threading.Lock()
 
 
@@ -85,20 +87,9 @@ class RecoveryRecord:
 
 
 @dataclass(frozen=True)
-class RecoveryControlRecord:
-    """The result of one negative control.
+class RecoveryControlRecord(ControlRecord):
+    """The result of one negative control, with the day and the machine."""
 
-    Attributes:
-        live: whether the whole product ran, with a kill.
-        caught: the expected finding; None if the checker missed it.
-    """
-
-    control: str
-    live: bool
-    caught: str | None
-    findings: list[str]
-    seconds: float
-    commit: str
     machine: str
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,6 +16,7 @@ from tests.proof.recovery.schedules import (
     Moment,
     Target,
 )
+from tests.proof.report import control_table, some_findings
 
 PAGE = ROOT / "docs/proof-recovery.md"
 RECORDS = ROOT / "benchmarks/results/proof_recovery.jsonl"
@@ -54,7 +54,7 @@ _CONTROLS = """## Negative controls
 
 Memory holds other bytes than those that were committed, and a defect believes them. The checker must
 find it. The tests also check that the intact trainer, which finds the same bytes in memory, reads
-the volume instead and has no findings.
+another copy instead, if need be in another worker group, and has no findings.
 
 - "ranks": a real worker group without Ray resumes from a checkpoint.
 - "product": the whole product runs with the defect, and a rank or a node is killed.
@@ -75,7 +75,7 @@ def report(found: Records) -> str:
         "",
         *_rows(schedules),
         "",
-        *_control_rows(controls),
+        *control_table(_CONTROLS, controls),
     ]
     return "\n".join(sections)
 
@@ -173,28 +173,10 @@ def _rows(schedules: Sequence[RecoveryRecord]) -> Iterator[str]:
                 f"{each.memory / 1e3:.0f} + {each.peer / 1e3:.0f} + {each.volume / 1e3:.0f}" for each in record.restores
             ),
             str(record.steps_lost),
-            "proven" if not record.findings else f"**not proven**: {_some(record.findings)}",
+            "proven" if not record.findings else f"**not proven**: {some_findings(record.findings)}",
         )
         yield f"| {' | '.join(cells)} |"
 
 
 def _kill(kill: KillRecord) -> str:
     return f"{kill.target} {kill.moment if kill.hit else f'[{kill.moment}]'} ({kill.step})"
-
-
-def _control_rows(controls: Sequence[RecoveryControlRecord]) -> Iterator[str]:
-    yield _CONTROLS
-    yield "| what is broken | in | what the checker finds |"
-    yield "|---|---|---|"
-    for control in controls:
-        others = [finding for finding in control.findings if finding != control.caught]
-        result = f"**not caught**: {_some(others)}" if control.caught is None else _some([control.caught, *others], 1)
-        yield f"| {control.control} | {'product' if control.live else 'ranks'} | {result} |"
-    yield ""
-
-
-def _some(findings: Sequence[str], most: int = 2) -> str:
-    """The first findings, and the number of further ones."""
-    shown = re.sub(r"\s+", " ", "; ".join(findings[:most])).replace("|", "\\|")
-    more = len(findings) - most
-    return f"{shown} (and {more} more)" if more > 0 else shown

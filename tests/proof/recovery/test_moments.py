@@ -12,6 +12,7 @@ import pytest
 
 import tests.proof.injected.recovery_moments as moments
 from tests import ROOT
+from tests.proof.injected import injected_path
 
 COPY = """
 import threading
@@ -52,8 +53,7 @@ def test_copies_and_reads_of_a_peer_are_visible(tmp_path: Path) -> None:
     folder, checkpoints = tmp_path / "moments", tmp_path / "checkpoints"
     folder.mkdir()
     checkpoints.mkdir()
-    path = os.pathsep.join(filter(None, (str(Path(moments.__file__).parent), str(ROOT), os.environ.get("PYTHONPATH"))))
-    environment = {**os.environ, "PYTHONPATH": path, moments.MOMENTS: str(folder)}
+    environment = {**os.environ, "PYTHONPATH": injected_path(), moments.MOMENTS: str(folder)}
     command = [sys.executable, "-c", COPY, str(folder), str(checkpoints)]
     finished = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from spotune_trainer.checkpoint.generations import latest_generation
 from spotune_trainer.supervisor.ray_head.local import process_marker
 from spotune_trainer.supervisor.ray_head.processes import ProcessFamily, boot_id
-from tests import ROOT
+from tests.proof.injected import injected_path
 from tests.proof.injected.slow_volume import VOLUME, Latency, set_latency
 from tests.trainer.support.live import LiveRun, kill
 from tests.trainer.support.runs import STEPS_PER_EPOCH, Layout, Runs, sample_hashes, train_generation
@@ -33,8 +32,7 @@ def run(runs: Runs) -> Iterator[LiveRun]:
         retry={"backoff": {"initial": "500ms", "max": "1s"}},
     )
     directory = runs.empty("lost-head")
-    path = os.pathsep.join(filter(None, (str(ROOT / "tests/proof/injected"), str(ROOT), os.environ.get("PYTHONPATH"))))
-    made = LiveRun(directory, job, {"PYTHONPATH": path, VOLUME: str(directory.root)})
+    made = LiveRun(directory, job, {"PYTHONPATH": injected_path(), VOLUME: str(directory.root)})
     set_latency(directory.root, _PACE)
     yield made
     made.clean_up()

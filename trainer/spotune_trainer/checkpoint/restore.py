@@ -11,7 +11,7 @@ If the storage is a bucket, a rank downloads the files that it reads, unless its
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -110,7 +110,7 @@ class Restore:
         self._fetch()
         for segment in self._unchecked.values():
             self._digests.begin(segment)
-        damaged: list[str] = []
+        damaged: Collection[str] = ()
         with ThreadPoolExecutor(1, thread_name_prefix="verify") as verifier:
             verified = verifier.submit(verify, self._checkpoint, [self._entries[file] for file in share])
             try:
@@ -138,21 +138,23 @@ class Restore:
         Raises:
             DamagedMemoryError: the bytes are others than those that were committed. No later group uses them.
         """
-        segments = dict(self._unchecked)
         damaged = self._take_damaged()
         if damaged:
-            for file in damaged:
-                segments[file].label = None
+            for segment in damaged.values():
+                segment.label = None
             raise DamagedMemoryError(
                 f"shared memory of {', '.join(damaged)} is damaged: its bytes do not have the checksum that the "
                 f"manifest of {self._checkpoint.name} records. The next worker group reads another copy"
             )
 
-    def _take_damaged(self) -> list[str]:
-        """The files whose segment does not have the bytes that were committed. All are checked afterwards."""
+    def _take_damaged(self) -> dict[str, Segment]:
+        """The segments that do not have the bytes that were committed, by file. All are checked afterwards."""
         unchecked, self._unchecked = self._unchecked, {}
-        entries = [(self._entries[file], segment) for file, segment in unchecked.items()]
-        return [e.name for e, segment in entries if not self._digests.is_intact(segment, e.size, e.xxh3)]
+        return {file: segment for file, segment in unchecked.items() if not self._is_intact(file, segment)}
+
+    def _is_intact(self, file: str, segment: Segment) -> bool:
+        entry = self._entries[file]
+        return self._digests.is_intact(segment, entry.size, entry.xxh3)
 
     def _open(self) -> None:
         if self._in_bucket is not None:
@@ -195,7 +197,7 @@ class Restore:
                 logger.warning("%s is not read from the memory of node %s: %s", file, held.holder, error)
         return None
 
-    def _distrust(self, files: Sequence[str], reason: str) -> None:
+    def _distrust(self, files: Collection[str], reason: str) -> None:
         """Read files from the volume which shared memory holds damaged."""
         logger.warning("shared memory of %s is damaged (%s): reading the volume", ", ".join(files), reason)
         self._segments = {file: segment for file, segment in self._segments.items() if file not in files}

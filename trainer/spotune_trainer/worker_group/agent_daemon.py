@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     from spotune_trainer.worker_group.node_agent import NodeAgent
 
-    AgentDaemon(NodeAgent(options.gpus, options.address), options.socket, gpus=options.gpus).run()
+    AgentDaemon(NodeAgent(options.address), options.socket, gpus=options.gpus).run()
 
 
 class AgentDaemon:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 import socket
 import threading
 import time
@@ -73,13 +72,10 @@ class NodeAgent:
     """Forks ranks and reports how they exited. Thread-safe: each call of a driver has a thread of its own.
 
     Args:
-        gpus: whether the ranks train on GPUs.
         address: IP address by which other nodes reach this one.
     """
 
-    def __init__(self, gpus: bool, address: str) -> None:
-        os.environ["DS_ACCELERATOR"] = "cuda" if gpus else "cpu"
-        os.environ["OMP_NUM_THREADS"] = "1"  # a rank has one slot; Ray set as many as the whole node has
+    def __init__(self, address: str) -> None:
         self._address = address
         self._deadlines: dict[int, float] = {}
         self._secret = b""
