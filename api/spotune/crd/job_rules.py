@@ -9,6 +9,7 @@ from spotune.crd.cel_rules import NAME_RULES, Rule
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES, PREPARE_RULES
 from spotune.crd.reproducible_rules import REPRODUCIBLE_EXECUTION_RULES, REPRODUCIBLE_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
+from spotune.crd.storage_rules import STORAGE_RULES, STORAGE_SECTION_RULES
 from spotune.crd.training_rules import TRAINING_RULES
 from spotune.job import (
     BackoffSpec,
@@ -22,6 +23,7 @@ from spotune.job import (
     MixtureSourceSpec,
     ModelSpec,
     PrepareSpec,
+    StorageSpec,
     TrainingSpec,
     WorkersSpec,
 )
@@ -321,12 +323,13 @@ _NO_CHECKPOINT_YET: Final = "!has(self.status) || !has(self.status.lastCheckpoin
 
 
 def _freeze_rules() -> Iterator[Rule]:
-    """Rules that make model, adapter, dataset and training immutable after the first checkpoint.
+    """Rules that make model, adapter, dataset, training and the bucket immutable after the first checkpoint.
 
     A checkpoint fits no other model, adapter, data or hyperparameters. Training may only be extended. The API server
     validates an update of the spec against the stored status, so omitting the status does not bypass the rules.
     """
     yield _freeze_rule("spec.adapter", optional=True)
+    yield _freeze_rule("spec.storage.bucket", optional=False)
     for section, model in _FROZEN_SECTIONS.items():
         for name, field in model.model_fields.items():
             if field.alias not in _EXTENDABLE:
@@ -363,8 +366,9 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     PrepareSpec: PREPARE_RULES,
     DatasetSpec: DATASET_RULES,
     **TRAINING_RULES,
+    StorageSpec: STORAGE_SECTION_RULES,
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
-    FinetuneJobSpec: (*_SPEC, *REPRODUCIBLE_RULES),
+    FinetuneJobSpec: (*_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES),
     JobServingSpec: SERVING_RULES,
     FinetuneJob: (*NAME_RULES, *_JOB, *_freeze_rules()),
 }

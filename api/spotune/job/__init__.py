@@ -1,7 +1,7 @@
 """The FinetuneJob: Pydantic models of the file that a user writes and of the resource that the operator reads."""
 
-from spotune.job.cluster import ClusterSpec, HeadSpec, StorageSpec, WorkersSpec
-from spotune.job.dataset import CredentialsSpec, DatasetSpec, EvalSpec, MixtureSourceSpec, PrepareSpec, ShardsSpec
+from spotune.job.cluster import ClusterSpec, HeadSpec, WorkersSpec
+from spotune.job.dataset import DatasetSpec, EvalSpec, MixtureSourceSpec, PrepareSpec, ShardsSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.finetunejob import KIND, FinetuneJob, FinetuneJobSpec
 from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
@@ -18,6 +18,7 @@ from spotune.job.status import (
     RestartsStatus,
     TrainedStatus,
 )
+from spotune.job.storage import CredentialsSpec, StorageSpec
 from spotune.job.training import BestSpec, EarlyStoppingSpec, EvaluationSpec, HarnessSpec, SqlSpec, TrainingSpec
 
 __all__ = [

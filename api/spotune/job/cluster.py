@@ -1,4 +1,4 @@
-"""Where a job runs: pods, storage and the Ray cluster. `spotune run` reads workers.count, min and gpus only."""
+"""Where a job runs: pods and the Ray cluster. `spotune run` reads workers.count, min and gpus only."""
 
 from typing import Annotated, Literal, Self
 
@@ -7,7 +7,6 @@ from pydantic import Field, model_validator
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, expecting, invalid
 from spotune.custom_resource.pods import PodTemplate, ResourcesSpec
 from spotune.units.durations import Duration
-from spotune.units.quantities import Quantity
 
 
 class WorkersSpec(Section):
@@ -70,19 +69,6 @@ class HeadSpec(Section):
     """Resources of the head's Ray container."""
     pod_template: PodTemplate = Field(default={})
     """Pod template for the head. Fields that spotune sets win."""
-
-
-class StorageSpec(Section):
-    """The shared volume for checkpoints, logs and the trained model."""
-
-    storage_class_name: str = ""
-    """StorageClass that supports ReadWriteMany. Empty: the provider's default class."""
-    size: Quantity = Quantity("200Gi")
-    """Size of the volume, such as 200Gi."""
-    existing_claim: str = ""
-    """Name of an existing PersistentVolumeClaim to use instead of creating one."""
-    retain: bool = True
-    """Keep the volume when the job is deleted."""
 
 
 class ClusterSpec(Section):

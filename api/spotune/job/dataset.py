@@ -16,6 +16,7 @@ from spotune.custom_resource.base import (
     with_cel_rules,
 )
 from spotune.custom_resource.metadata import MAX_NAME_LENGTH, NAME_PATTERN
+from spotune.job.storage import CredentialsSpec
 
 MAX_MIXED_SOURCES = 64
 MAX_LABELS = 1000
@@ -192,15 +193,6 @@ class MixtureSourceSpec(Section):
     def is_used_at(self, step: int) -> bool:
         """Whether samples of this source are trained on in a step, which counts from 0."""
         return self.from_step <= step and (self.until_step == 0 or step < self.until_step)
-
-
-class CredentialsSpec(Section):
-    """Access to an object store."""
-
-    secret_name: str
-    """Secret in the job's namespace. Its keys become environment variables of the pods."""
-    endpoint: str = ""
-    """URL of an S3-compatible store. Empty: the provider's default."""
 
 
 class DatasetSpec(Section):

@@ -7,7 +7,7 @@ from pydantic import model_validator
 
 from spotune.custom_resource.base import API_VERSION, Section, invalid
 from spotune.custom_resource.metadata import Metadata
-from spotune.job.cluster import ClusterSpec, HeadSpec, StorageSpec, WorkersSpec
+from spotune.job.cluster import ClusterSpec, HeadSpec, WorkersSpec
 from spotune.job.dataset import DatasetSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.lifecycle import CleanupSpec, RetrySpec
@@ -16,6 +16,7 @@ from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.job.output import OutputSpec, TrackingSpec
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import FinetuneJobStatus
+from spotune.job.storage import StorageSpec
 from spotune.job.training import (
     FIXED_POINT_EPSILON,
     LABEL_OBJECTIVES,
@@ -55,7 +56,7 @@ class FinetuneJobSpec(Section):
     head: HeadSpec = HeadSpec()
     """The head pod. It runs the driver and the supervisor, and does no training."""
     storage: StorageSpec = StorageSpec()
-    """The shared volume for checkpoints, logs and the trained model."""
+    """Where checkpoints, logs and the trained model are kept: on a shared volume, or in a bucket."""
     cluster: ClusterSpec = ClusterSpec()
     """Settings of the Ray cluster."""
     retry: RetrySpec = RetrySpec()
@@ -293,6 +294,17 @@ class FinetuneJobSpec(Section):
                 invalid("training.adamEpsilon", reason)
             if self.model.dtype == "float16":
                 invalid("model.dtype", f"float16 is not supported for {_REPRODUCIBLE}: use bfloat16 or float32")
+        return self
+
+    @model_validator(mode="after")
+    def _check_storage(self) -> Self:
+        storage, of_data = self.storage, self.dataset.credentials
+        endpoints = {each.endpoint for each in (storage.credentials, of_data) if each is not None and each.endpoint}
+        if len(endpoints) > 1:
+            reason = "differs from dataset.credentials.endpoint, and pods have one: keep data and state in one store"
+            invalid("storage.credentials.endpoint", reason)
+        if self.serving is not None and storage.bucket and not storage.bucket.startswith("s3://"):
+            invalid("serving", "reads models from s3:// only: use such a storage.bucket, or a volume")
         return self
 
     @model_validator(mode="after")

@@ -3,6 +3,7 @@
 from typing import Any
 
 from spotune.custom_resource.base import SecretKeyRef
+from spotune.job import CredentialsSpec
 from spotune.job.output import HUB_TOKEN
 from spotune_operator.children.pod_template.environment import secret_variable, variable
 from spotune_operator.children.resolved_job import ResolvedJob
@@ -19,16 +20,17 @@ def job_environment(resolved: ResolvedJob) -> list[dict[str, Any]]:
         found.append(secret_variable(HUB_TOKEN, hub.token_secret_ref))
     if wandb is not None and wandb.key_secret_ref is not None:
         found.append(secret_variable("WANDB_API_KEY", wandb.key_secret_ref))
-    if spec.dataset.credentials is not None and spec.dataset.credentials.endpoint:
+    endpoint = next((given.endpoint for given in _given_credentials(resolved) if given.endpoint), "")
+    if endpoint:
         # boto3 and the AWS SDKs read the first variable, MosaicML streaming reads the second.
-        found += [variable(n, spec.dataset.credentials.endpoint) for n in ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")]
+        found += [variable(name, endpoint) for name in ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")]
     return found
 
 
 def credentials(resolved: ResolvedJob) -> list[dict[str, Any]]:
-    """``envFrom`` with the Secret for the object store; empty without one."""
-    given = resolved.job.spec.dataset.credentials
-    return [{"secretRef": {"name": given.secret_name}}] if given is not None else []
+    """``envFrom`` with the Secrets for object stores, of the data and of the job's state; empty without any."""
+    names = dict.fromkeys(given.secret_name for given in _given_credentials(resolved))
+    return [{"secretRef": {"name": name}} for name in names]
 
 
 def ray_token(resolved: ResolvedJob) -> list[dict[str, Any]]:
@@ -38,3 +40,8 @@ def ray_token(resolved: ResolvedJob) -> list[dict[str, Any]]:
     """
     token = SecretKeyRef(name=resolved.name, key="auth_token")
     return [variable("RAY_AUTH_MODE", "token"), secret_variable("RAY_AUTH_TOKEN", token)]
+
+
+def _given_credentials(resolved: ResolvedJob) -> list[CredentialsSpec]:
+    spec = resolved.job.spec
+    return [given for given in (spec.dataset.credentials, spec.storage.credentials) if given is not None]

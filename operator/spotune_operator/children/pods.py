@@ -35,6 +35,8 @@ from spotune_operator.children.resolved_job import DATA, ResolvedJob
 from spotune_operator.providers import Capacity
 
 SUPERVISOR_CONTAINER: Final = "supervisor"
+DATA_VOLUME: Final = "data"
+"""The volume with the job's directory."""
 _CONFIG: Final = "/etc/spotune"
 _STOP_AFTER_SUPERVISOR: Final = (
     f"while (exec 3<>/dev/tcp/127.0.0.1/{PROGRESS.number}) 2>/dev/null; do sleep 0.2; done; kill -KILL -1"
@@ -68,6 +70,7 @@ def head_pod(resolved: ResolvedJob) -> Pod:
     enforced["volumes"].append({"name": "job", "configMap": {"name": resolved.name}})
     supervisor = default_container(SUPERVISOR_CONTAINER, shm=False) | {"resources": SUPERVISOR}
     defaults = default_pod_spec([default_container(HEAD_CONTAINER), supervisor], shared_memory(amounts))
+    defaults["volumes"] += _own_volumes(resolved)
     return Pod(_template(resolved, "head", defaults, enforced), amounts)
 
 
@@ -92,6 +95,7 @@ def worker_pod(resolved: ResolvedJob, capacity: Capacity) -> Pod:
     enforced["containers"] = [ray | {"resources": amounts, "command": [*_WORKER_COMMAND], "args": []}]
     spread = resolved.owner.pod_selector("workers")
     defaults = default_pod_spec([default_container(WORKER_CONTAINER)], shared_memory(amounts), spread)
+    defaults["volumes"] += _own_volumes(resolved)
     template = _template(resolved, "workers", defaults, enforced, annotations={_OWN_COMMAND: "true"})
     return Pod(template, amounts)
 
@@ -112,16 +116,22 @@ def _template(
 
 def _enforced_spec(resolved: ResolvedJob, capacity: Capacity, *, gpus: bool, grace: int) -> dict[str, Any]:
     """The enforced ``v1.PodSpec``, above the user's, without containers."""
-    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": resolved.claim}}]
+    shared = {"name": DATA_VOLUME, "persistentVolumeClaim": {"claimName": resolved.claim}}
+    volumes = [] if resolved.bucket else [shared]
     account = resolved.job.spec.workers.service_account_name
     return enforced_pod_spec(
         resolved.provider, capacity, gpus=gpus, grace=grace, volumes=volumes, service_account=account
     )
 
 
+def _own_volumes(resolved: ResolvedJob) -> list[dict[str, Any]]:
+    """With a bucket: the volume of the pod's own, which the user's template may replace, as by a local disk."""
+    return [{"name": DATA_VOLUME, "emptyDir": {}}] if resolved.bucket else []
+
+
 def _enforced_container(resolved: ResolvedJob, name: str, environment: list[dict[str, Any]]) -> dict[str, Any]:
     """The enforced fields of every container; ``envFrom`` only if the job names credentials."""
-    mounts = [{"name": "data", "mountPath": str(DATA)}]
+    mounts = [{"name": DATA_VOLUME, "mountPath": str(DATA)}]
     container = enforced_container(name, resolved.image, [*environment, *job_environment(resolved)], mounts)
     secrets = credentials(resolved)
     return container | ({"envFrom": secrets} if secrets else {})
@@ -150,6 +160,7 @@ def _supervisor(resolved: ResolvedJob, commit_seconds: int) -> dict[str, Any]:
         "command": [
             *("spotune", "supervise", f"{_CONFIG}/{JOB_FILE}", "--directory", str(resolved.directory)),
             *("--ray", f"http://127.0.0.1:{DASHBOARD.number}", "--serve", f"0.0.0.0:{PROGRESS.number}"),
+            *(("--bucket", resolved.bucket) if resolved.bucket else ()),
         ],
         "args": [],
         "livenessProbe": {

@@ -17,7 +17,8 @@ from spotune_operator.settings import OPERATOR_NAMESPACE
 JOB_LABEL: Final = "spotune.dev/job"
 """Label of all objects of a job; its value is the name of the job."""
 DATA: Final = Path("/data")
-"""Mount path of the shared volume in all pods; relative sources of a job are relative to it."""
+"""Mount path in all pods of the shared volume, or with a bucket of the pod's own; relative sources of a job are
+relative to it."""
 RAY_VERSION: Final = "2.60.0"
 """Version of Ray in this version's image of the trainer, as pinned in constraints/trainer.txt."""
 _FINGERPRINT_DIGITS = 8
@@ -66,8 +67,21 @@ class ResolvedJob:
         return self.job.spec.storage.existing_claim or self.name
 
     @property
+    def bucket(self) -> str:
+        """URL of the bucket that keeps the job, without a slash at its end; empty: the shared volume keeps it."""
+        return self.job.spec.storage.bucket.rstrip("/")
+
+    @property
+    def output(self) -> str:
+        """URL of the trained model."""
+        return f"{self.bucket or f'pvc://{self.claim}/{self.directory.relative_to(DATA)}'}/export"
+
+    @property
     def directory(self) -> Path:
-        """The job's directory on the shared volume; its name contains the fingerprint of the spec."""
+        """The job's directory in its pods; its name contains the fingerprint of the spec.
+
+        It is on the shared volume. With a bucket, each pod has its own.
+        """
         metadata = self.job.metadata
         return DATA / metadata.namespace / f"{metadata.name}-{fingerprint(self.job)[:_FINGERPRINT_DIGITS]}"
 
@@ -124,6 +138,9 @@ def resolve(
     for path, source in sources_of(job).items():
         if source.startswith("~"):
             reason = f"{source} is in a home folder, which pods do not have: put it on the shared volume or in a bucket"
+            raise SourceError(path, reason)
+        if job.spec.storage.bucket and "://" not in source and not source.startswith("/"):
+            reason = f"{source} is relative to the shared volume, which a job with storage.bucket has not: use a URL"
             raise SourceError(path, reason)
     refuse_unfit_class_name(provider, job.spec.storage.storage_class_name)
     cluster = job.spec.cluster

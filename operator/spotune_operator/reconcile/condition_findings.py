@@ -101,6 +101,10 @@ def _storage_ready(context: ReconcileContext) -> Finding:
     claim = context.observed.children.get("PersistentVolumeClaim")
     if message := context.observed.refused.get("PersistentVolumeClaim"):
         return Finding("StorageReady", "False", "Refused", message)
+    if storage.bucket:
+        if any(check.name == "bucket" for check in failed_checks(context)):
+            return Finding("StorageReady", "False", "BucketUnusable", reference("PreflightPassed"))
+        return Finding("StorageReady", "True", "Bucket", f"the job is kept in {storage.bucket}")
     if storage.existing_claim:
         return Finding("StorageReady", "True", "ExistingClaim", f"the job uses the claim {storage.existing_claim}")
     if claim is None:

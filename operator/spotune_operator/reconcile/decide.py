@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spotune.job import FinetuneJobStatus, TrainedStatus
-from spotune_operator.children.resolved_job import DATA, ResolvedJob
+from spotune_operator.children.resolved_job import ResolvedJob
 from spotune_operator.errors import StorageClassError
 from spotune_operator.kube.conditions import updated
 from spotune_operator.kube.timestamps import unix_time
@@ -143,7 +143,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
         "gpu_seconds": gpu_seconds(context),
         "trained": _trained(context) if trained else None,
         "ray_cluster": resolved.name if "RayCluster" in context.observed.children else "",
-        "output": f"pvc://{resolved.claim}/{resolved.directory.relative_to(DATA)}/export" if trained else "",
+        "output": resolved.output if trained else "",
         "conditions": updated(before, findings.values(), context.generation, context.now),
     }
     return context.previous.model_copy(update=changes)
@@ -178,7 +178,9 @@ def _refuse_missing_class(resolved: ResolvedJob, observed: Observed) -> None:
         StorageClassError: The class is missing or unfit.
     """
     known = observed.storage_classes
-    if known is None or resolved.job.spec.storage.existing_claim or "PersistentVolumeClaim" in observed.children:
+    if known is None or resolved.bucket:
+        return
+    if resolved.job.spec.storage.existing_claim or "PersistentVolumeClaim" in observed.children:
         return
     name = resolved.storage_class
     default = [each for each, found in known.items() if _is_default(found)]

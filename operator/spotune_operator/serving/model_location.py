@@ -10,6 +10,7 @@ from typing import Final
 from spotune.service import ClaimSource, LocationStatus, ModelService, ModelServiceStatus, ServedVersionStatus
 from spotune_operator.children.serving.resolved_service import ModelLocation, application_name
 from spotune_operator.kube.conditions import Finding
+from spotune_operator.kube.digest import digest
 from spotune_operator.serving.state import ObservedService, TrainedModel
 
 _CLAIM_SCHEME: Final = "pvc://"
@@ -140,6 +141,8 @@ def _trained(name: str, job: TrainedModel | None, field_name: str) -> tuple[Mode
         phase = f" (phase {job.phase})" if job.phase else ""
         message = f"waiting for the FinetuneJob {name} to finish{phase}"
         return None, Finding(MODEL_AVAILABLE, "False", "JobNotFinished", message)
+    if not job.output.startswith(_CLAIM_SCHEME):
+        return ModelLocation(source=job.output, version=f"{_bucket_version(name, job.output)}{job.step}"), None
     claim, _, path = job.output.removeprefix(_CLAIM_SCHEME).partition("/")
     return ModelLocation(claim=claim, path=path, version=f"{_job_directory(path)}-step-{job.step}"), None
 
@@ -149,9 +152,16 @@ def _job_directory(path: str) -> str:
     return PurePosixPath(path).parent.name
 
 
+def _bucket_version(job: str, url: str) -> str:
+    """The version of a job's export in a bucket, up to the number of its step."""
+    return f"{job}-{digest(url)}-step-"
+
+
 def _served_before(served: LocationStatus | None, job: str) -> ModelLocation | None:
     """The served location, if it is an export of this job."""
     location = location_of(served) if served is not None else ModelLocation()
+    if location.source:
+        return location if location.version.startswith(_bucket_version(job, location.source)) else None
     return location if location.claim and _job_directory(location.path).rpartition("-")[0] == job else None
 
 
