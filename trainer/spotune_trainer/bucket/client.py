@@ -158,11 +158,12 @@ class Bucket:
             Path(temporary).unlink(missing_ok=True)
             raise
 
-    def download_all(self, files: Iterable[tuple[str, Path]]) -> None:
-        """As `download`, for many objects at a time."""
+    def download_all(self, files: Iterable[tuple[str, Path]], heartbeat: Callable[[], None] = lambda: None) -> None:
+        """As `download`, for many objects at a time; calls `heartbeat` after each of them."""
         with ThreadPoolExecutor(_CONCURRENCY, thread_name_prefix="download") as threads:
             for done in [threads.submit(self.download, name, path) for name, path in files]:
                 done.result()
+                heartbeat()
 
     def delete(self, names: Iterable[str]) -> None:
         """Delete objects; those that do not exist are ignored."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Final
 
 from spotune_trainer.bucket.appended import logs_in, pull_log
 from spotune_trainer.bucket.client import Bucket
 from spotune_trainer.job_directory.layout import JobDirectory
+
+_LOCK_POLL_SECONDS: Final = 0.2
 
 
 def push_folder(
@@ -52,11 +57,31 @@ def replace_folder(
     bucket.upload(last_name, last)
 
 
-def pull_folder(bucket: Bucket, directory: JobDirectory, folder: Path) -> None:
-    """Download the files of a folder that are missing here, or have another size here."""
+def pull_folder(
+    bucket: Bucket, directory: JobDirectory, folder: Path, heartbeat: Callable[[], None] = lambda: None
+) -> None:
+    """Download the files of a folder that are missing here, or have another size here.
+
+    Args:
+        bucket: the bucket.
+        directory: of the job.
+        folder: a folder of the job.
+        heartbeat: called after each file.
+    """
     sizes = bucket.list(str(folder.relative_to(directory.root)))
     missing = [name for name, size in sizes.items() if _size(directory.root / name) != size]
-    bucket.download_all((name, directory.root / name) for name in missing)
+    bucket.download_all(((name, directory.root / name) for name in missing), heartbeat)
+
+
+def pull_for_ranks(bucket: Bucket, directory: JobDirectory, heartbeat: Callable[[], None]) -> None:
+    """Have shards and reference log-probabilities on this node. Of its ranks, one downloads them."""
+    directory.root.mkdir(parents=True, exist_ok=True)
+    with (directory.root / ".download.lock").open("w") as lock:
+        while not _is_locked(lock):
+            heartbeat()
+            time.sleep(_LOCK_POLL_SECONDS)
+        for folder in (directory.data, directory.reference):
+            pull_folder(bucket, directory, folder, heartbeat)
 
 
 def pull_generation_logs(bucket: Bucket, directory: JobDirectory) -> None:
@@ -70,6 +95,14 @@ def pull_generation_logs(bucket: Bucket, directory: JobDirectory) -> None:
 
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+
+
+def _is_locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _size(path: Path) -> int | None:

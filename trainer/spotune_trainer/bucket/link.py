@@ -21,6 +21,11 @@ class Link:
     url: str
     writer: int = 0
 
+    @property
+    def is_of_a_node(self) -> bool:
+        """Whether the directory is that of a node: supervisor and driver write on another machine."""
+        return self.writer == 0
+
     def name(self, relative: str) -> str:
         """Name of the object of a file that supervisor and driver write."""
         return f"{writer_folder(self.writer)}/{relative}"
@@ -44,6 +49,24 @@ def put_link(directory: JobDirectory, link: Link) -> None:
     """Record the bucket of a directory."""
     directory.root.mkdir(parents=True, exist_ok=True)
     files.write_json(directory.bucket, {"url": link.url, "writer": link.writer})
+
+
+def link_node(directory: JobDirectory, url: str) -> bool:
+    """Link a directory of a node to a bucket, unless supervisor and driver write there.
+
+    Args:
+        directory: of the job on this node.
+        url: of the job's bucket.
+
+    Returns:
+        Whether it is a directory of the node's own.
+    """
+    link = link_of(directory)
+    if link is not None and not link.is_of_a_node:
+        return False
+    if link is None or link.url != url:
+        put_link(directory, Link(url))
+    return True
 
 
 def bucket_of(directory: JobDirectory) -> Bucket | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Final, Self
@@ -22,10 +22,20 @@ _LAST_PUSH_SECONDS: Final = 300.0
 """How long the end of a run waits for a bucket that cannot be reached."""
 
 
-def pull_job(bucket: Bucket, directory: JobDirectory) -> None:
+DATA: Final = ("data",)
+"""What the head of a cluster downloads beside state and logs. Its workers download the other folders."""
+_ALL: Final = ("data", "reference", "export", "export-ema")
+
+
+def pull_job(bucket: Bucket, directory: JobDirectory, folders: Iterable[str] = _ALL) -> None:
     """Have everything on this machine that a run needs to continue, except for the files of checkpoints.
 
     Writes nothing to the bucket, so a run on another machine is not disturbed.
+
+    Args:
+        bucket: the bucket.
+        directory: of the job.
+        folders: names of the folders with files that are written once, such as data.
 
     Raises:
         BucketError: the bucket cannot be read.
@@ -35,19 +45,19 @@ def pull_job(bucket: Bucket, directory: JobDirectory) -> None:
     pull_state(bucket, directory)
     refresh(bucket, directory)
     pull_generation_logs(bucket, directory)
-    for folder in (directory.data, directory.reference, directory.export, directory.export_ema):
-        pull_folder(bucket, directory, folder)
+    for folder in folders:
+        pull_folder(bucket, directory, directory.root / folder)
 
 
 @contextmanager
 def mirrored(
-    bucket: Bucket | None, directory: JobDirectory, log: Callable[[str], None]
+    bucket: Bucket | None, directory: JobDirectory, log: Callable[[str], None], folders: Iterable[str] = _ALL
 ) -> Iterator[StateMirror | None]:
     """A `StateMirror` for a directory whose storage is a bucket; None for one that is the storage itself."""
     if bucket is None:
         yield None
         return
-    with StateMirror(bucket, directory, log) as mirror:
+    with StateMirror(bucket, directory, log, folders=folders) as mirror:
         yield mirror
 
 
@@ -62,6 +72,7 @@ class StateMirror:
         log: gets a message when the bucket cannot be reached, and when it can be again.
         clock: seconds, monotonic.
         sleep: waits for some seconds.
+        folders: as for `pull_job`.
 
     Raises:
         InfrastructureError: at entry, if the bucket cannot be used; at exit, if it cannot be reached for minutes.
@@ -74,10 +85,12 @@ class StateMirror:
         log: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        folders: Iterable[str] = _ALL,
     ) -> None:
         self._bucket = bucket
         self._directory = directory
         self._log = log
+        self._folders = tuple(folders)
         self._clock = clock
         self._sleep = sleep
         self._lock = threading.Lock()
@@ -94,7 +107,8 @@ class StateMirror:
     def __enter__(self) -> Self:
         try:
             link = claim_writer(self._bucket)
-            pull_job(self._bucket, self._directory)  # again: the earlier writer may have gone on until now
+            # Again, because the earlier writer may have gone on until now.
+            pull_job(self._bucket, self._directory, self._folders)
             put_link(self._directory, link)
             self._upload = StateUpload(self._bucket, self._directory, link)
             self._upload.push()

@@ -31,6 +31,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 
 _CLAIM: Final = "claim.json"
 _COMPLETE: Final = "complete.json"
+_STATUS: Final = "status.json"
 _APPENDED: Final = (".jsonl", ".log")
 
 
@@ -44,6 +45,12 @@ def newest_state(bucket: Bucket) -> int:
     """The highest number whose writer has uploaded all of its state; 0 if there is none."""
     names = bucket.list(WRITERS)
     return max((int(name.split("/")[1]) for name in names if name.endswith(f"/{_COMPLETE}")), default=0)
+
+
+def newest_status(bucket: Bucket) -> bytes | None:
+    """The status of the run that writes now, or wrote last; None before the first."""
+    number = newest_writer(bucket)
+    return bucket.read(f"{writer_folder(number)}/{_STATUS}") if number else None
 
 
 def claim_writer(bucket: Bucket) -> Link:

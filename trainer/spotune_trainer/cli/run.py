@@ -38,7 +38,8 @@ def run(
     bucket: Annotated[
         str | None,
         typer.Option(
-            help="s3://bucket/prefix, gs:// or az://: keeps the run; the folder is a copy of it.", metavar="URL"
+            help="s3://bucket/prefix, gs:// or az://: keeps the run, in place of storage.bucket; the folder is a copy.",
+            metavar="URL",
         ),
     ] = None,
     port: Annotated[
@@ -49,7 +50,7 @@ def run(
 
     Example: spotune run job.yaml --directory runs/my-job
 
-    With --bucket, any machine continues the run, with or without the folder: spotune run job.yaml --bucket s3://b/my-job
+    With a bucket, any machine continues the run, with or without the folder: spotune run job.yaml --bucket s3://b/my-job
     """
     from rich.console import Console
 
@@ -59,7 +60,7 @@ def run(
     from spotune_trainer.job_directory.layout import JobDirectory
     from spotune_trainer.job_directory.lock import locked
     from spotune_trainer.supervisor.preflight.admission import check_directory, read_job, refuse_missing_gpus
-    from spotune_trainer.supervisor.preflight.bucket import open_storage
+    from spotune_trainer.supervisor.preflight.bucket import open_storage, storage_url
     from spotune_trainer.supervisor.preflight.checks import refuse_insufficient_space
 
     changes = {
@@ -70,7 +71,7 @@ def run(
     requested = read_job(job, {path: value for path, value in changes.items() if value is not None})
     refuse_missing_gpus(requested)
     run_directory = JobDirectory((directory or Path("runs") / requested.metadata.name).absolute())
-    storage = open_storage(bucket, run_directory)
+    storage = open_storage(storage_url(requested, bucket), run_directory)
     check_directory(run_directory, requested)
     if not run_directory.job.exists():  # a started run continues, even if the disk was filled since
         refuse_insufficient_space(run_directory, requested)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +22,9 @@ def supervise(
     serve: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where /progress, /metrics, /healthz and /logs are served.")
     ] = "127.0.0.1:8090",
+    bucket: Annotated[
+        str, typer.Option(metavar="URL", help="Bucket that keeps the job; the directory is a copy. Empty: a volume.")
+    ] = "",
 ) -> None:
     """Train a job on the Ray head beside this process, until SIGTERM: the second container of a head pod.
 
@@ -39,6 +43,8 @@ def supervise(
     from spotune_trainer.supervisor.job_watch import JobFile
     from spotune_trainer.supervisor.pod_api import PodApi
     from spotune_trainer.supervisor.pod_supervisor import PodSupervisor
+    from spotune_trainer.supervisor.preflight.bucket import other_heartbeat
+    from spotune_trainer.supervisor.preflight.checks import checks_of
     from spotune_trainer.supervisor.preflight.runner import Preflight
     from spotune_trainer.supervisor.ray_head.attached import AttachedRay
 
@@ -48,10 +54,19 @@ def supervise(
     status = SupervisorStatus(control)
     job_file = JobFile(job, run_directory, status, typer.echo)
     head = AttachedRay(ray, os.environ.get(_TOKEN, ""), lambda: control.stopping)
-    preflight = Preflight(run_directory, status.preflight)
+    preflight = Preflight(run_directory, status.preflight, checks=partial(checks_of, bucket=bucket))
     timing = Timing(notice=float(os.environ.get(_COMMIT_SECONDS, Timing.notice)))
-    supervisor = PodSupervisor(run_directory, job_file, preflight, head, PlainView(typer.echo), control, status, timing)
-    daemon = SupervisorDaemon(run_directory, supervisor.run, control, status, job_file.has_changed, typer.echo)
+    view = PlainView(typer.echo)
+    supervisor = PodSupervisor(run_directory, job_file, preflight, head, view, control, status, timing, bucket=bucket)
+    daemon = SupervisorDaemon(
+        run_directory,
+        supervisor.run,
+        control,
+        status,
+        job_file.has_changed,
+        typer.echo,
+        other_heartbeat=other_heartbeat(bucket) if bucket else None,
+    )
     api = PodApi(run_directory, control, status)
     with ProgressServer(
         run_directory, supervisor.health_problem, host, port, api.get_routes, api.post_routes

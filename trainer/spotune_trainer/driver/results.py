@@ -9,6 +9,7 @@ from typing import Any
 
 from spotune.job import FinetuneJob
 from spotune_trainer import files
+from spotune_trainer.bucket.link import link_of
 from spotune_trainer.job_directory.job import training_length
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
@@ -35,6 +36,7 @@ def write_result(directory: JobDirectory, ledger: Ledger, job: FinetuneJob, summ
     goodput = GoodputMeter(directory).metrics(time.time())
     wall_seconds = round(sum(goodput["goodputParts"].values()), 3)
     epochs, max_steps = training_length(job)
+    link = link_of(directory)
     result: dict[str, Any] = {
         **dict.fromkeys(("evalLoss", "exactMatch", "executionAccuracy", "best", "stoppedEarly", "exportProblem")),
         **dict.fromkeys(("evalBySource", "samplesBySource", "harnessProblem")),
@@ -45,7 +47,7 @@ def write_result(directory: JobDirectory, ledger: Ledger, job: FinetuneJob, summ
         "wallSeconds": wall_seconds,
         **goodput,
         "restarts": sum(ledger.restarts().values()),
-        "export": str(directory.export),
+        "export": f"{link.url}/{directory.export.name}" if link is not None else str(directory.export),
     }
     files.write_json(directory.result, result)
     ledger.append("finished", step=summary["steps"], wallSeconds=wall_seconds, **goodput)

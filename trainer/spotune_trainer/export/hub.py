@@ -24,8 +24,12 @@ from spotune.errors import InfrastructureError, JobError
 from spotune.job import FinetuneJob
 from spotune.job.output import HUB_TOKEN, HubSpec
 from spotune.retry import backoff_seconds
+from spotune_trainer.bucket.checkpoints import refresh
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.generations import choose_checkpoint
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
+from spotune_trainer.checkpoint.reader import fetch
+from spotune_trainer.export.to_bucket import download_export
 from spotune_trainer.job_directory.layout import JobDirectory
 
 logger = logging.getLogger("spotune.hub")
@@ -144,11 +148,16 @@ def upload_export(job: FinetuneJob, directory: JobDirectory, heartbeat: Callable
     if spec is None:
         return
     with ThreadPoolExecutor(1, thread_name_prefix="hub") as executor:
-        upload = executor.submit(HubRepository(spec).upload_model, directory.export)
+        upload = executor.submit(_upload_model, HubRepository(spec), directory)
         while not wait([upload], _HEARTBEAT_SECONDS).done:
             heartbeat()
         upload.result()
     logger.info("the model is on the Hub: %s", spec.repo)
+
+
+def _upload_model(hub: HubRepository, directory: JobDirectory) -> None:
+    download_export(directory)
+    hub.upload_model(directory.export)
 
 
 class CheckpointUploader:
@@ -180,20 +189,28 @@ class CheckpointUploader:
         while True:
             is_last = self._closing.is_set()
             pause = _POLL_SECONDS
-            newest = choose_checkpoint(self._directory).checkpoint
-            if newest is not None and newest.name != last:
-                try:
-                    self._upload(newest)
-                except Exception as error:  # noqa: BLE001 - an upload error must not stop training
-                    failures += 1
-                    pause = backoff_seconds(failures, *_BACKOFF_SECONDS)
-                    logger.warning("%s; retrying in %.0f s", error, pause)
-                else:
-                    last, failures = newest.name, 0
-                    logger.info("%s is on the Hub", last)
+            try:
+                last, failures = self._upload_newest(last), 0
+            except Exception as error:  # noqa: BLE001 - an upload error must not stop training
+                failures += 1
+                pause = backoff_seconds(failures, *_BACKOFF_SECONDS)
+                logger.warning("%s; retrying in %.0f s", error, pause)
             if is_last:
                 return
             self._closing.wait(pause)
+
+    def _upload_newest(self, last: CheckpointName | None) -> CheckpointName | None:
+        """Upload the newest checkpoint unless it is `last`; returns its name."""
+        bucket = bucket_of(self._directory)
+        if bucket is not None:  # ranks on other machines commit there
+            refresh(bucket, self._directory)
+        newest = choose_checkpoint(self._directory).checkpoint
+        if newest is None or newest.name == last:
+            return last
+        fetch(newest)
+        self._upload(newest)
+        logger.info("%s is on the Hub", newest.name)
+        return newest.name
 
 
 @contextmanager

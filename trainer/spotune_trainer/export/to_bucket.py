@@ -1,11 +1,15 @@
-"""Copies a finished export to the job's bucket. Its manifest is uploaded last, so a reader never loads half a model."""
+"""Copies a finished export to the job's bucket, and back to the head, which uploads it to the Hub.
+
+Its manifest is uploaded last, so a reader never loads half a model.
+"""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 
 from spotune.prompting.export_manifest import MANIFEST, previous_exports
-from spotune_trainer.bucket.folders import push_folder, replace_folder
+from spotune_trainer.bucket.folders import pull_folder, push_folder, replace_folder
 from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.job_directory.layout import JobDirectory
 
@@ -28,6 +32,23 @@ def upload_exports(directory: JobDirectory, heartbeat: Callable[[], None]) -> No
     for folder in (directory.export_ema, directory.export):
         if folder.exists():
             replace_folder(bucket, directory, folder, folder / MANIFEST, heartbeat)
+
+
+def download_export(directory: JobDirectory) -> None:
+    """Have the export in the bucket here, which a rank on another machine has made.
+
+    Does nothing if it is here already, or if the directory is the storage.
+
+    Raises:
+        BucketError: the bucket cannot be read.
+    """
+    bucket, manifest = bucket_of(directory), directory.export / MANIFEST
+    if bucket is None:
+        return
+    if manifest.exists() and manifest.read_bytes() == bucket.read(f"{directory.export.name}/{MANIFEST}"):
+        return
+    shutil.rmtree(directory.export, ignore_errors=True)
+    pull_folder(bucket, directory, directory.export)
 
 
 def upload_model_card(directory: JobDirectory) -> None:

@@ -39,6 +39,8 @@ class SupervisorDaemon:
         file_changed: whether the job file has changed since `run` read it.
         log: writes a line for people.
         sleep: waits for some seconds.
+        other_heartbeat: returns what changes while another supervisor of the job lives; None: read the directory, which
+            both of them have.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class SupervisorDaemon:
         file_changed: Callable[[], bool],
         log: Callable[[str], None],
         sleep: Callable[[float], None] = time.sleep,
+        other_heartbeat: Callable[[], object] | None = None,
     ) -> None:
         self._directory = directory
         self._run = run
@@ -58,6 +61,7 @@ class SupervisorDaemon:
         self._file_changed = file_changed
         self._log = log
         self._sleep = sleep
+        self._heartbeat = other_heartbeat or self._heartbeat_in_directory
 
     def run_until_terminated(self) -> None:
         """Train, then keep the result readable, until SIGTERM or SIGINT.
@@ -134,5 +138,5 @@ class SupervisorDaemon:
             if restart_on_heartbeat and heartbeat != (heartbeat := self._heartbeat()):
                 waited = 0.0
 
-    def _heartbeat(self) -> object:
+    def _heartbeat_in_directory(self) -> object:
         return (files.read_json(self._directory.status) or {}).get("heartbeat")

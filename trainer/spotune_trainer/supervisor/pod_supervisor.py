@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from spotune.errors import StoppedError
+from spotune.errors import InfrastructureError, StoppedError
 from spotune.fingerprint import fingerprint
 from spotune.job import FinetuneJob
 from spotune_trainer import files
+from spotune_trainer.bucket.client import Bucket
+from spotune_trainer.bucket.state_mirror import DATA, StateMirror, mirrored
 from spotune_trainer.job_directory.job import is_trained
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.lock import locked_if_possible
@@ -22,6 +24,9 @@ from spotune_trainer.supervisor.console import View
 from spotune_trainer.supervisor.control import ControlSignals, SupervisorState, SupervisorStatus
 from spotune_trainer.supervisor.job_watch import JobFile, put_changed_job
 from spotune_trainer.supervisor.preflight.admission import check_directory, check_fingerprint
+from spotune_trainer.supervisor.preflight.bucket import pull_to_pod
+from spotune_trainer.supervisor.preflight.checks import BUCKET
+from spotune_trainer.supervisor.preflight.result import CheckResult
 from spotune_trainer.supervisor.preflight.runner import Preflight
 from spotune_trainer.supervisor.ray_head.head import RayHead
 from spotune_trainer.supervisor.supervisor import Supervisor
@@ -44,6 +49,7 @@ class PodSupervisor:
         status: set to what the supervisor is doing.
         timing: intervals and timeouts.
         sleep: waits for some seconds.
+        bucket: URL of the bucket that keeps the job; empty: the directory, on a shared volume, does.
     """
 
     def __init__(
@@ -57,6 +63,7 @@ class PodSupervisor:
         status: SupervisorStatus,
         timing: Timing | None = None,
         sleep: Callable[[float], None] = time.sleep,
+        bucket: str = "",
     ) -> None:
         self._directory = directory
         self._job_file = job_file
@@ -67,6 +74,8 @@ class PodSupervisor:
         self._status = status
         self._timing = timing
         self._sleep = sleep
+        self._bucket = bucket
+        self._mirror: StateMirror | None = None
         self._supervisor: Supervisor | None = None
         self._passed_for = ""
         self.url = ""
@@ -81,6 +90,7 @@ class PodSupervisor:
             UsageError: the folder of the job cannot be used, or the job file does not exist.
         """
         job = self._job_file.read()
+        bucket = self._pull_state() if self._bucket else None
         check_fingerprint(self._directory, job)
         if is_trained(self._directory, job):
             return
@@ -88,7 +98,10 @@ class PodSupervisor:
             raise StoppedError("stopped before the first attempt")
         job = self._pass_preflight(job)
         check_directory(self._directory, job)
-        with locked_if_possible(self._directory, _LOCK_TIMEOUT_SECONDS, self._view.log):
+        with (
+            locked_if_possible(self._directory, _LOCK_TIMEOUT_SECONDS, self._view.log),
+            mirrored(bucket, self._directory, self._view.log, DATA) as self._mirror,
+        ):
             put_changed_job(self._directory, job)
             if not self._status.preflight.passed:
                 self._drain()
@@ -101,6 +114,20 @@ class PodSupervisor:
         """Why the driver looks hung; None while it is healthy or no driver runs."""
         supervisor = self._supervisor
         return supervisor.health_problem() if supervisor is not None else None
+
+    def _pull_state(self) -> Bucket:
+        """Download what earlier runs left in the bucket; repeated until it can be read."""
+        while True:
+            try:
+                return pull_to_pod(self._bucket, self._directory)
+            except InfrastructureError as error:
+                problem = str(error)
+            self._status.preflight.checks = (CheckResult(BUCKET, "failed", problem),)
+            self._view.log(f"{problem}; retrying in {PREFLIGHT_RETRY_SECONDS:.0f} s")
+            self._status.set(SupervisorState.PREFLIGHT, problem)
+            self._wait_for_change(PREFLIGHT_RETRY_SECONDS)
+            if self._control.stopping:
+                raise StoppedError("stopped before the state could be read from the bucket")
 
     def _pass_preflight(self, job: FinetuneJob) -> FinetuneJob:
         """Repeat the preflight until it passes, and return the job that passed.
@@ -159,6 +186,7 @@ class PodSupervisor:
             control=self._control,
             beside_head=True,
             timing=self._timing,
+            mirror=self._mirror,
         )
 
     def _run(self, supervisor: Supervisor) -> None:

@@ -181,8 +181,7 @@ class Supervisor:
         commit_step: int | None = None
         while True:
             self._watch.poll()
-            if self._mirror is not None:
-                self._mirror.raise_if_superseded()
+            self._stop_if_superseded(in_ray)
             self._stop.notify_workers()
             if self._stop.loses_head:
                 commit_step = self._watch.status.get("step") or 0 if commit_step is None else commit_step
@@ -199,6 +198,19 @@ class Supervisor:
             if driver_exit is not None:
                 return driver_exit, job
             time.sleep(self._timing.poll)
+
+    def _stop_if_superseded(self, in_ray: AttemptWatch) -> None:
+        """Stop the driver if another supervisor has taken over the bucket.
+
+        Raises:
+            SupersededError: it has.
+        """
+        try:
+            if self._mirror is not None:
+                self._mirror.raise_if_superseded()
+        except SupersededError:
+            in_ray.stop()
+            raise
 
     def _leave_workers_after_commit(self, step: int) -> None:
         """Leave the driver and its workers to the end of the head, once they need nothing more of it.

@@ -18,9 +18,9 @@ from torch import distributed
 from spotune.errors import JobError
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
-from spotune_trainer.bucket.folders import pull_folder, push_folder
+from spotune_trainer.bucket.folders import pull_folder, pull_for_ranks, push_folder
 from spotune_trainer.bucket.generation_logs import GenerationLogUpload
-from spotune_trainer.bucket.link import bucket_of
+from spotune_trainer.bucket.link import bucket_of, link_of
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.policy import CommitPolicy
@@ -117,6 +117,7 @@ class Worker:
         """Build data, model and engine, and what works on them: checkpointing, training loop, profiler."""
         if self.memory is not None and self.task.restore is not None:
             self.memory.begin_to_verify(self.task.restore)
+        self._download_data()
         self.context = context = build_context(self.task, self.job, self.rank, self.world_size, self.reporter)
         bad_steps = BadSteps(self.job.spec.training.max_bad_steps, loss_is_scaled=context.engine.fp16_enabled())
         self.evaluations = Evaluations(context, partial(run_evaluation, context), partial(run_tasks, context))
@@ -163,6 +164,14 @@ class Worker:
             )
             self._share_references(ranks)
             self.reporter.record_startup("reference")
+
+    def _download_data(self) -> None:
+        """With a bucket, on a node with a directory of its own: have what earlier generations have made."""
+        directory = self.task.job_directory
+        link, bucket = link_of(directory), bucket_of(directory)
+        if bucket is not None and link is not None and link.is_of_a_node:
+            pull_for_ranks(bucket, directory, self.reporter.heartbeat)
+            self.reporter.record_startup("download")
 
     def _share_references(self, ranks: RankGroup) -> None:
         """With a bucket: upload what this rank has computed, and download what the ranks on other machines have."""

@@ -39,6 +39,8 @@ IDLE_SECONDS = 300.0
 """An agent without a driver and without ranks ends after so long. Until then the last commit is in its memory."""
 
 _CHECK_SECONDS = 1.0
+_FENCE_SECONDS = 5.0
+"""How often an agent whose ranks have no driver looks for a later generation."""
 _BACKLOG = 64
 _PR_SET_NAME = 15
 _METHODS = frozenset(
@@ -91,6 +93,7 @@ class AgentDaemon:
         self._attached: Connection | None = None
         self._driver = ""
         self._without_driver_since = clock()
+        self._fence_checked = float("-inf")
 
     def run(self) -> None:
         """Serve until nobody needs the agent, then exit."""
@@ -120,11 +123,13 @@ class AgentDaemon:
     def _check_ranks(self, group: Any, alone: float | None) -> None:
         from spotune_trainer.checkpoint.generations import is_superseded
 
-        task = group.task
-        if is_superseded(task.job_directory, task.generation):
-            self._agent.kill_ranks()
-        elif alone is not None and alone > ORPHAN_SECONDS:
+        if alone is not None and alone > ORPHAN_SECONDS:
             self._agent.leave(None, f"the worker group has been without a driver for {alone:.0f} s")
+        if self._clock() - self._fence_checked >= _FENCE_SECONDS:
+            self._fence_checked = self._clock()
+            task = group.task
+            if is_superseded(task.job_directory, task.generation):
+                self._agent.kill_ranks()
 
     def _accept(self, listener: Listener) -> None:
         while True:

@@ -24,6 +24,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from spotune.errors import InfrastructureError
 from spotune.retry import FailureCause
+from spotune_trainer.bucket.link import link_of
+from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.node_agent import (
     GRACE_SECONDS,
@@ -32,6 +34,7 @@ from spotune_trainer.worker_group.node_agent import (
 from spotune_trainer.worker_group.node_proxy import NodeProxy
 from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, others_of
 from spotune_trainer.worker_group.ray_nodes import draining_nodes, slots_by_node
+from spotune_trainer.worker_group.relay import Notices, Relay
 from spotune_trainer.worker_group.result import (
     Failed,
     FoundGroup,
@@ -46,6 +49,7 @@ logger = logging.getLogger("spotune.driver")
 
 _CALLS_AT_ONCE = 8
 _REPLY_SECONDS = 30.0
+_RELAY_SECONDS = 5.0
 _EXIT_SECONDS = 2.0
 """An agent that does not end within this time is left to itself; without a driver it ends later."""
 _IMPORT_SECONDS = 300.0
@@ -94,6 +98,17 @@ class _Agent:
         return info
 
 
+@dataclass(frozen=True)
+class _RelayedNode:
+    """A node for `Relay`, reached by its actor."""
+
+    handle: Any
+
+    def exchange(self, generation: int, notices: Notices, known: Mapping[str, int]) -> Callable[[], Any]:
+        answer = self.handle.exchange.remote(generation, notices, known)
+        return lambda: ray.get(answer, timeout=_RELAY_SECONDS)
+
+
 class AgentPool:
     """Keeps one agent on each node that is not draining, so that a rank can be forked there at any time.
 
@@ -129,6 +144,9 @@ class AgentPool:
         draining: Callable[[], Mapping[str, float]] = draining_nodes,
     ) -> None:
         self._directory = str(directory)
+        link = link_of(JobDirectory(directory))
+        self._bucket = link.url if link is not None else ""
+        self._relay = Relay(JobDirectory(directory), self._relayed) if link is not None else None
         self._draining = draining
         self._nodes = nodes
         self._agents: dict[str, _Agent] = {}
@@ -137,6 +155,8 @@ class AgentPool:
         self._reuse_processes = False
         self._secret = secrets.token_bytes(32)
         self._driver = uuid.uuid4().hex
+        if self._relay is not None:
+            self._relay.start()
 
     def ensure(self, gpus: bool) -> Slots:
         """Start missing agents, and remove dead ones and idle ones on nodes that are draining or have changed.
@@ -227,6 +247,8 @@ class AgentPool:
             with self._lock:
                 for agent in self._agents.values():
                     agent.placements = []
+        if self._relay is not None:
+            self._relay.pull()
         result = classify_exit(task.logs, results, lost, ray_error)
         self._reuse_processes = _leaves_processes(result)
         return result
@@ -339,10 +361,15 @@ class AgentPool:
             num_gpus=slots if gpus else 0,
             max_concurrency=_CALLS_AT_ONCE,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        ).remote(self._directory, gpus, self._driver, self._secret)
+        ).remote(self._directory, gpus, self._driver, self._secret, self._bucket)
         info, imported = handle.call.remote("info"), handle.call.remote("import_modules")
         death = handle.block_forever.remote()
         return _Agent(node, slots, gpus, handle, info_ref=info, imported_ref=imported, death_ref=death)
+
+    def _relayed(self) -> list[_RelayedNode]:
+        """The nodes whose files the driver reads."""
+        with self._lock:
+            return [_RelayedNode(agent.handle) for agent in self._agents.values() if agent.is_ready()]
 
     def _kill(self, agent: _Agent) -> None:
         """End an agent and forget it."""

@@ -7,11 +7,16 @@ node has none, and passes calls on. Must be cheap to import: until it is, the ag
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 import ray.util
 
+from spotune_trainer.bucket.link import link_node
+from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.worker_group.agent_link import EXIT, AgentGoneError, agents_folder, attach
+from spotune_trainer.worker_group.relay import NewContent, Notices, exchange
 
 
 class NodeProxy:
@@ -22,9 +27,12 @@ class NodeProxy:
         gpus: whether the ranks train on GPUs.
         driver: id of the driver.
         secret: by which agents and ranks of one driver know each other.
+        bucket: URL of the bucket that keeps the job; empty: a volume keeps it.
     """
 
-    def __init__(self, directory: str, gpus: bool, driver: str, secret: bytes) -> None:
+    def __init__(self, directory: str, gpus: bool, driver: str, secret: bytes, bucket: str = "") -> None:
+        self._directory = JobDirectory(Path(directory))
+        self._has_own_directory = bool(bucket) and link_node(self._directory, bucket)
         address = ray.util.get_node_ip_address()
         self._agent = attach(agents_folder(directory), driver, secret, address, gpus=gpus)
 
@@ -34,6 +42,10 @@ class NodeProxy:
             return self._agent.call(method, *args, **kwargs)
         except AgentGoneError:
             _exit()
+
+    def exchange(self, generation: int, notices: Notices, known: Mapping[str, int]) -> tuple[NewContent, ...]:
+        """As `relay.exchange`; nothing if the node shares the driver's directory."""
+        return exchange(self._directory, generation, notices, known) if self._has_own_directory else ()
 
     def exit_agent(self) -> None:
         """End the agent with all that it runs."""

@@ -1,5 +1,7 @@
 """A temporary pod that mounts a job's volume read-only, to read logs and reports when there is no head pod.
 
+If a bucket keeps the job, the pod downloads its state and logs first, to a directory of its own.
+
 It copies admission, scheduling and image-pull settings from the head pod, so it can run wherever the head can. It does
 not have the job label, because the operator counts the pods with that label.
 """
@@ -19,7 +21,8 @@ from spotune.custom_resource import API_VERSION
 from spotune.job import KIND
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
-from spotune_operator.children.pods import SUPERVISOR_CONTAINER, head_pod
+from spotune_operator.children.pod_template.environment import variables
+from spotune_operator.children.pods import DATA_VOLUME, SUPERVISOR_CONTAINER, head_pod
 from spotune_operator.children.resolved_job import resolve
 from spotune_operator.cli.cluster.client import Cluster, Manifest
 from spotune_operator.cli.cluster.jobs import Job, status_of
@@ -30,11 +33,13 @@ from spotune_operator.providers import PROVIDERS, ProviderName
 Notify = Callable[[str], None]
 
 CONTAINER: Final = "reader"
-_VOLUME: Final = "data"
+_FROM_BUCKET: Final = ("python", "-m", "spotune_trainer.bucket.read_state")
 _COPIED_FROM_HEAD: Final = (
     *("affinity", "imagePullSecrets", "nodeSelector", "runtimeClassName", "schedulerName", "securityContext"),
     "tolerations",
 )
+_ENVIRONMENT: Final = {"HOME": "/tmp", "PYTHONUNBUFFERED": "1"}  # noqa: S108 - the pod's own
+_STORES: Final = ("AWS_", "S3_", "AZURE_", "GOOGLE_", "STORAGE_EMULATOR_HOST")
 _RESOURCES: Final = {
     "requests": {"cpu": "50m", "memory": "128Mi"},
     "limits": {"cpu": "1", "memory": "2Gi"},
@@ -45,8 +50,7 @@ _POLL_SECONDS: Final = 1.0
 
 def job_directory(job: Job) -> str:
     """Path of the job's folder inside its pods."""
-    command = _supervisor(_head_template(job))["command"]
-    return str(command[command.index("--directory") + 1])
+    return _option(_supervisor(_head_template(job)), "--directory")
 
 
 def volume_pod_manifest(job: Job, purpose: str, command: Sequence[str], seconds: int) -> Manifest:
@@ -61,13 +65,23 @@ def volume_pod_manifest(job: Job, purpose: str, command: Sequence[str], seconds:
     metadata, template = job["metadata"], _head_template(job)
     spec, supervisor = template["spec"], _supervisor(template)
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": metadata["name"], "uid": metadata["uid"]}
-    mounts = [mount | {"readOnly": True} for mount in supervisor["volumeMounts"] if mount["name"] == _VOLUME]
+    bucket = _option(supervisor, "--bucket")
+    mounts = [
+        {**mount, **({} if bucket else {"readOnly": True})}
+        for mount in supervisor["volumeMounts"]
+        if mount["name"] == DATA_VOLUME
+    ]
+    volumes = [volume for volume in spec["volumes"] if volume["name"] == DATA_VOLUME]
+    if bucket:
+        volumes = [{"name": DATA_VOLUME, "emptyDir": {}}]
+        command = [*_FROM_BUCKET, bucket, job_directory(job), *command]
     container = {
         "name": CONTAINER,
         "image": (status_of(job).get("pinned") or {}).get("image") or supervisor["image"],
         "imagePullPolicy": supervisor.get("imagePullPolicy", "IfNotPresent"),
         "command": list(command),
-        "env": [{"name": name, "value": value} for name, value in (("HOME", "/tmp"), ("PYTHONUNBUFFERED", "1"))],  # noqa: S108 - the pod's own
+        "env": [*variables(_ENVIRONMENT), *(_store_variables(supervisor) if bucket else ())],
+        **({"envFrom": supervisor["envFrom"]} if bucket and "envFrom" in supervisor else {}),
         "resources": _RESOURCES,
         "securityContext": supervisor["securityContext"],
         "volumeMounts": mounts,
@@ -88,15 +102,27 @@ def volume_pod_manifest(job: Job, purpose: str, command: Sequence[str], seconds:
         },
         "spec": {
             **{name: spec[name] for name in _COPIED_FROM_HEAD if name in spec},
+            **{name: spec[name] for name in ("serviceAccountName",) if bucket and name in spec},
             "activeDeadlineSeconds": seconds,
-            "automountServiceAccountToken": False,
+            "automountServiceAccountToken": bool(bucket) and spec.get("automountServiceAccountToken", False),
             "enableServiceLinks": False,
             "restartPolicy": "Never",
             "terminationGracePeriodSeconds": 0,
             "containers": [container],
-            "volumes": [volume for volume in spec["volumes"] if volume["name"] == _VOLUME],
+            "volumes": volumes,
         },
     }
+
+
+def _option(supervisor: Mapping[str, Any], name: str) -> str:
+    """The value of an option of the supervisor's command; empty without it."""
+    command = [str(part) for part in supervisor["command"]]
+    return command[command.index(name) + 1] if name in command else ""
+
+
+def _store_variables(supervisor: Mapping[str, Any]) -> list[Any]:
+    """Variables of the supervisor by which it reaches its bucket."""
+    return [each for each in supervisor.get("env", ()) if each["name"].startswith(_STORES)]
 
 
 def _head_template(job: Job) -> Mapping[str, Any]:

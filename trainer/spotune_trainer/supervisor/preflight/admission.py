@@ -10,7 +10,7 @@ from typing import Any
 
 from spotune.errors import JobError, Problem, UsageError
 from spotune.fingerprint import changed_fields
-from spotune.job import FinetuneJob
+from spotune.job import CredentialsSpec, FinetuneJob
 from spotune.job.output import HUB_TOKEN
 from spotune.job_file.load import parse_job, read_job_file, replace_fields, resolve_paths, sources_of
 from spotune.job_file.problems import parse_path
@@ -107,14 +107,24 @@ def missing_secrets(job: FinetuneJob, environment: Mapping[str, str]) -> list[Pr
     token = environment.get(HUB_TOKEN) or environment.get("HF_TOKEN")
     if hub is not None and hub.token_secret_ref is not None and not token:
         found.append(Problem(_NO_SECRETS.format(HUB_TOKEN), "spec.output.hub.tokenSecretRef"))
-    credentials = spec.dataset.credentials
-    if credentials is not None and not any(environment.get(name) for name in _STORE_VARIABLES):
-        reason = _NO_SECRETS.format("the variables of the object store, such as AWS_ACCESS_KEY_ID,")
-        found.append(Problem(reason, "spec.dataset.credentials"))
-    elif credentials is not None and environment.get("S3_ENDPOINT_URL", "") != credentials.endpoint:
-        reason = "set AWS_ENDPOINT_URL and S3_ENDPOINT_URL to this value in the environment"
-        found.append(Problem(reason, "spec.dataset.credentials.endpoint"))
+    of_stores = {
+        "spec.dataset.credentials": spec.dataset.credentials,
+        "spec.storage.credentials": spec.storage.credentials,
+    }
+    for field, credentials in of_stores.items():
+        if credentials is not None:
+            found += _missing_store(field, credentials, environment)
     return found
+
+
+def _missing_store(field: str, credentials: CredentialsSpec, environment: Mapping[str, str]) -> list[Problem]:
+    """A problem if the environment has no access to an object store, or another endpoint."""
+    if not any(environment.get(name) for name in _STORE_VARIABLES):
+        return [Problem(_NO_SECRETS.format("the variables of the object store, such as AWS_ACCESS_KEY_ID,"), field)]
+    if environment.get("S3_ENDPOINT_URL", "") != credentials.endpoint:
+        reason = "set AWS_ENDPOINT_URL and S3_ENDPOINT_URL to this value in the environment"
+        return [Problem(reason, f"{field}.endpoint")]
+    return []
 
 
 def refuse_missing_gpus(job: FinetuneJob) -> None:

@@ -11,11 +11,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from spotune.errors import SpotuneError, UsageError
 from spotune.job import FinetuneJob
 from spotune.job.metric import is_function
+from spotune_trainer.bucket.client import open_bucket
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.supervisor.preflight.bucket import check_bucket, measure_upload
 from spotune_trainer.supervisor.preflight.mixtures import check_mixture
 from spotune_trainer.supervisor.preflight.sources import (
     ModelFacts,
@@ -35,6 +38,8 @@ from spotune_trainer.supervisor.preflight.storage import (
 )
 from spotune_trainer.supervisor.preflight.worker_memory import check_worker_memory, memory_limit
 
+BUCKET = "bucket"
+"""Name of the check of a bucket."""
 NOTICE_SECONDS = "SPOTUNE_NOTICE_SECONDS"
 """Environment variable with the seconds between a spot notice and the end of a worker."""
 
@@ -52,8 +57,14 @@ class Check:
     needs: tuple[str, ...] = ()
 
 
-def checks_of(job: FinetuneJob, directory: JobDirectory) -> dict[str, Check]:
-    """The checks of a job by name, in the order in which they run."""
+def checks_of(job: FinetuneJob, directory: JobDirectory, bucket: str = "") -> dict[str, Check]:
+    """The checks of a job by name, in the order in which they run.
+
+    Args:
+        job: the job.
+        directory: of the job.
+        bucket: URL of the bucket that keeps it; empty: a volume does.
+    """
     found: list[ModelFacts] = []
 
     def model() -> str:
@@ -75,15 +86,24 @@ def checks_of(job: FinetuneJob, directory: JobDirectory) -> dict[str, Check]:
     check_sources = check_mixture if job.spec.dataset.mixture else check_data
     notice = os.environ.get(NOTICE_SECONDS)
     notice_seconds = float(notice) if notice else None
+    if bucket:
+        storage = {BUCKET: Check(lambda: check_bucket(open_bucket(bucket)))}
+        space: dict[str, Check] = {}  # only the disks of the workers matter
+        upload: Callable[[int], float] | None = partial(measure_upload, open_bucket(bucket))
+    else:
+        storage = {"storage-semantics": Check(lambda: check_file_system(directory.root))}
+        space = {"storage-space": Check(lambda: check_space(need(), directory.root), needs=("model",))}
+        upload = None
     return {
-        "storage-semantics": Check(lambda: check_file_system(directory.root)),
+        **storage,
         "model": Check(model),
         "data": Check(lambda: check_sources(job, directory)),
         **metrics,
         **({"worker-memory": Check(memory, needs=("model",))} if memory_limit(job) is not None else {}),
-        "storage-space": Check(lambda: check_space(need(), directory.root), needs=("model",)),
+        **space,
         "commit-time": Check(
-            lambda: check_commit_time(need(), directory.root, notice_seconds), needs=("storage-semantics", "model")
+            lambda: check_commit_time(need(), directory.root, notice_seconds, upload=upload),
+            needs=(*storage, "model"),
         ),
     }
 

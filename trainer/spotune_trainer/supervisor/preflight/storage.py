@@ -179,15 +179,20 @@ def check_file_system(root: Path) -> str:
 
 
 def check_commit_time(
-    need: StorageNeed, root: Path, notice_seconds: float | None, clock: Callable[[], float] = time.monotonic
+    need: StorageNeed,
+    root: Path,
+    notice_seconds: float | None,
+    clock: Callable[[], float] = time.monotonic,
+    upload: Callable[[int], float] | None = None,
 ) -> str:
-    """Measure the volume's write speed and compare the time of a commit with the spot notice.
+    """Measure the storage's write speed and compare the time of a commit with the spot notice.
 
     Args:
         need: what is committed.
         root: folder to measure in.
         notice_seconds: time that workers have after a spot notice; None if unknown.
         clock: seconds, monotonic.
+        upload: uploads some bytes to the job's bucket, and returns the bytes a second; None: the volume is the storage.
 
     Returns:
         One sentence with the speed and the time of a commit. It begins with WARNING where the commit is slower than
@@ -201,10 +206,10 @@ def check_commit_time(
     if num_bytes == 0:
         raise StorageError(f"only {decimal(free)} are free, too little to measure the write speed of {root}")
     try:
-        speed = _measure(root, num_bytes, clock)
+        speed = upload(num_bytes) if upload is not None else _measure(root, num_bytes, clock)
     except OSError as error:
         raise StorageError(f"writing {decimal(num_bytes)} to {root} failed: {error.strerror or error}") from error
-    measured = f"one writer writes {decimal(int(speed))} a second to this volume"
+    measured = f"one writer writes {decimal(int(speed))} a second to {'the bucket' if upload else 'this volume'}"
     if need.checkpoint is None:
         return f"{measured}; the time of a commit is unknown, as the size of this model type is not computed"
     shared = need.checkpoint / speed
