@@ -160,6 +160,7 @@ def test_everything_may_change_before_the_first_checkpoint(job: Kubectl) -> None
         ("adapter", {"lora": {"r": 8}}),
         ("adapter", {"lora": {"targetModules": ["q", "v"]}}),
         ("dataset", {"eval": {"source": "s3://bucket/other"}}),
+        ("storage", {"bucket": "s3://bucket/other"}),
         ("dataset", {"keep": ["database", "question"]}),
         ("training", {"learningRate": 0.1}),
         ("training", {"evaluation": {"everySteps": 100}}),

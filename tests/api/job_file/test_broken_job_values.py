@@ -11,6 +11,7 @@ from tests.api.support.broken_mixtures import WRONG_MIXTURES
 from tests.api.support.broken_objectives import COMPILED_REWARDS, WRONG_OBJECTIVES
 from tests.api.support.broken_optimizers import WRONG_OPTIMIZERS
 from tests.api.support.broken_raw_data import WRONG_RAW_DATA
+from tests.api.support.broken_storage import WRONG_STORAGE
 from tests.api.support.job_files import check_broken_job
 
 WORKERS = "  workers: {count: 2, min: 1}\n"
@@ -360,6 +361,7 @@ BROKEN = [
     *WRONG_OBJECTIVES,
     *WRONG_OPTIMIZERS,
     *WRONG_EXECUTION,
+    *WRONG_STORAGE,
     *WRONG_LABELS,
 ]
 COPIES_OF_NOTHING = [

@@ -62,7 +62,8 @@ spec:
                serviceAccountName: "", podTemplate: {spec: {nodeSelector: {pool: gpu}}}, resizeCooldown: 10m,
                onDemandAfter: 10m}
   head:       {capacity: on-demand, resources: {requests: {cpu: 500m}}, podTemplate: {}}
-  storage:    {storageClassName: "", size: 200Gi, existingClaim: "", retain: true}
+  storage:    {bucket: "s3://bucket/t5", credentials: {secretName: bucket, endpoint: ""},
+               storageClassName: "", size: 200Gi, existingClaim: "", retain: true}
   cluster:    {provider: auto, image: "", rayVersion: "", queueName: ""}
   retry:      {appFailureLimit: 3, backoff: {initial: 5s, max: 5m}, hangTimeout: 30m, maxGpuHours: 0}
   suspend: false

@@ -20,7 +20,7 @@ from spotune_operator.errors import SourceError, StorageClassError
 from spotune_operator.providers import AKS, GKE, NONE, PROVIDERS, Provider
 from tests import ROOT
 from tests.api.support.job_files import a_job
-from tests.operator.support.resolved_jobs import head, resolved_job_of, worker
+from tests.operator.support.resolved_jobs import container, environment, head, resolved_job_of, worker
 
 UID = "8a1f0c52-4a0c-4f0e-9a57-1d6f5c1f4d11"
 
@@ -70,6 +70,48 @@ def test_existing_claim_is_mounted_and_none_is_created() -> None:
     assert volume_claim(resolved_job_of(**storage)) is None
     for pod in (head(sections=storage), worker(sections=storage)):
         assert {"name": "data", "persistentVolumeClaim": {"claimName": "mine"}} in pod["volumes"]
+
+
+BUCKET = {"bucket": "s3://bucket/job/", "credentials": {"secretName": "keys", "endpoint": "http://s3"}}
+IN_A_BUCKET: dict[str, Any] = {
+    "model": {"source": "/models/t5", "task": "seq2seq"},
+    "dataset": {"train": {"source": "s3://data/shards"}, "credentials": {"secretName": "data"}},
+    "storage": BUCKET,
+}
+
+
+def test_a_bucket_replaces_the_volume_by_a_directory_of_each_pod() -> None:
+    sections = IN_A_BUCKET
+    assert "PersistentVolumeClaim" not in kinds(build_children(resolved_job_of(**sections), Replicas(1)))
+    for pod in (head(sections=sections), worker(sections=sections)):
+        assert {"name": "data", "emptyDir": {}} in pod["volumes"]
+    command = container(head(sections=sections), "supervisor")["command"]
+    assert command[-2:] == ["--bucket", "s3://bucket/job"]
+    assert resolved_job_of(**sections).output == "s3://bucket/job/export"
+
+
+def test_a_disk_of_the_template_replaces_the_directory_of_a_pod_but_not_the_volume() -> None:
+    disk = {"name": "data", "hostPath": {"path": "/mnt/nvme"}}
+    template = {"podTemplate": {"spec": {"volumes": [disk]}}}
+    assert disk in worker(sections=IN_A_BUCKET, **template)["volumes"]
+    assert disk not in worker(**template)["volumes"]
+
+
+def test_every_container_gets_the_credentials_of_the_bucket_beside_those_of_the_data() -> None:
+    for pod, names in (
+        (head(sections=IN_A_BUCKET), ("ray-head", "supervisor")),
+        (worker(sections=IN_A_BUCKET), ("ray-worker",)),
+    ):
+        for name in names:
+            secrets = [each["secretRef"]["name"] for each in container(pod, name)["envFrom"]]
+            assert secrets == ["data", "keys"]
+            assert environment(pod, name)["S3_ENDPOINT_URL"] == "http://s3"
+
+
+def test_a_bucket_has_no_volume_that_sources_could_be_relative_to() -> None:
+    relative = IN_A_BUCKET | {"dataset": {"train": {"source": "shards"}}}
+    with pytest.raises(SourceError, match=r"spec\.dataset\.train\.source: shards is relative to the shared volume"):
+        resolved_job_of(**relative)
 
 
 def test_storage_class_is_the_jobs_else_the_providers_else_the_clusters() -> None:

@@ -22,6 +22,33 @@ def a_claim(storage_class: str) -> dict[str, Child]:
     return {"PersistentVolumeClaim": found}
 
 
+IN_A_BUCKET = a_cluster_job(
+    model={"source": "hf://google-t5/t5-small", "task": "seq2seq"},
+    dataset={"train": {"source": "s3://data/shards"}},
+    storage={"bucket": "s3://bucket/job"},
+)
+
+
+def test_job_in_a_bucket_has_no_claim_and_needs_no_class() -> None:
+    scenario = Scenario(IN_A_BUCKET, observed=Observed(storage_classes={}))
+    assert "PersistentVolumeClaim" not in {each["kind"] for each in scenario.decide().apply}
+    ready = scenario.condition("StorageReady")
+    assert (ready.status, ready.reason, ready.message) == ("True", "Bucket", "the job is kept in s3://bucket/job")
+
+
+def test_bucket_that_cannot_be_used_is_shown_before_there_are_workers() -> None:
+    scenario = Scenario(IN_A_BUCKET)
+    scenario.decide()
+    scenario.has_children()
+    scenario.has_pods()
+    checks = [{"name": "bucket", "status": "failed", "message": "storage.bucket: access is denied"}]
+    scenario.supervisor_reports("Starting", "preflight", passed=False, checks=checks)
+    (cluster,) = [each for each in scenario.decide().apply if each["kind"] == "RayCluster"]
+    assert [group["replicas"] for group in cluster["spec"]["workerGroupSpecs"]] == [0]
+    assert scenario.condition("StorageReady").reason == "BucketUnusable"
+    assert scenario.condition("PreflightPassed").message == "bucket: storage.bucket: access is denied"
+
+
 def test_claim_keeps_its_class_without_a_class_in_the_spec() -> None:
     scenario = Scenario(a_cluster_job(cluster={"provider": "aks"}, storage={"size": "10Gi"}), observed=Observed())
     first = claim_of(scenario)

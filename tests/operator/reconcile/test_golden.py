@@ -1,4 +1,4 @@
-"""FinetuneJobs in, children out: for every provider, every capacity, and data on the volume, in a bucket or to prepare.
+"""FinetuneJobs in, children out: for every provider and capacity, with volume or bucket, and data here, there or raw.
 
 The files under golden/ are what `spotune render` prints for golden/job-<data>.yaml with another capacity. After a
 wanted change write them again, and read the difference:
@@ -18,7 +18,7 @@ from tests.command_line import run_spotune
 
 GOLDEN = Path(__file__).parent / "golden"
 CAPACITIES = ("spot", "on-demand", "spot-then-on-demand")
-DATA = ("local", "s3", "prepared")
+DATA = ("local", "s3", "prepared", "bucket")
 CASES = list(itertools.product([name.value for name in ProviderName], CAPACITIES, DATA))
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -25,6 +26,8 @@ from spotune_trainer.supervisor.http_server import ProgressServer
 from spotune_trainer.supervisor.job_watch import JobFile
 from spotune_trainer.supervisor.pod_api import PodApi
 from spotune_trainer.supervisor.pod_supervisor import PodSupervisor
+from spotune_trainer.supervisor.preflight.bucket import other_heartbeat
+from spotune_trainer.supervisor.preflight.checks import checks_of
 from spotune_trainer.supervisor.preflight.runner import Preflight
 from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnavailableError, RayJob
 from tests.trainer.support.tiny import make_job
@@ -139,8 +142,9 @@ def _publish(ray: DriverlessRay, phase: str, message: str | None = None) -> None
 class Pod:
     """A supervisor's container; all of it is real, except Ray and the pace of time."""
 
-    def __init__(self, root: Path, ray: DriverlessRay | None = None) -> None:
+    def __init__(self, root: Path, ray: DriverlessRay | None = None, bucket: str = "") -> None:
         self.job_path = root / "job.yaml"
+        self.bucket = bucket
         self.directory = JobDirectory(root / "data" / "job")
         self.ray = ray or DriverlessRay(self.directory)
         self.lines: list[str] = []
@@ -185,13 +189,14 @@ class Pod:
         supervisor = PodSupervisor(
             self.directory,
             job_file,
-            Preflight(self.directory, status.preflight),
+            Preflight(self.directory, status.preflight, checks=partial(checks_of, bucket=self.bucket)),
             self.ray,
             PlainView(self.lines.append),
             control,
             status,
             Timing(poll=0.02, hang_margin=0.2, stop=0.5, unavailable=0.5),
             sleep,
+            bucket=self.bucket,
         )
         daemon = SupervisorDaemon(
             self.directory,
@@ -201,6 +206,7 @@ class Pod:
             job_file.has_changed,
             self.lines.append,
             sleep,
+            other_heartbeat(self.bucket) if self.bucket else None,
         )
         api = PodApi(self.directory, control, status)
         with ProgressServer(

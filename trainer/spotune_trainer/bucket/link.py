@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 
 from spotune_trainer import files
@@ -64,6 +65,8 @@ def link_node(directory: JobDirectory, url: str) -> bool:
     link = link_of(directory)
     if link is not None and not link.is_of_a_node:
         return False
+    if link is not None and link.url != url:  # a local disk that outlived a job
+        shutil.rmtree(directory.root)
     if link is None or link.url != url:
         put_link(directory, Link(url))
     return True

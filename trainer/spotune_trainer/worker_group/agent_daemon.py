@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from spotune_trainer.bucket.link import link_of
 from spotune_trainer.worker_group.agent_link import ATTACH, DESCRIBE, EXIT, AgentState
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ IDLE_SECONDS = 300.0
 """An agent without a driver and without ranks ends after so long. Until then the last commit is in its memory."""
 
 _CHECK_SECONDS = 1.0
-_FENCE_SECONDS = 5.0
-"""How often an agent whose ranks have no driver looks for a later generation."""
+_REQUEST_SECONDS = 5.0
+"""How often an agent looks for a later generation in a bucket."""
 _BACKLOG = 64
 _PR_SET_NAME = 15
 _METHODS = frozenset(
@@ -125,9 +126,10 @@ class AgentDaemon:
 
         if alone is not None and alone > ORPHAN_SECONDS:
             self._agent.leave(None, f"the worker group has been without a driver for {alone:.0f} s")
-        if self._clock() - self._fence_checked >= _FENCE_SECONDS:
+        task = group.task
+        interval = _CHECK_SECONDS if link_of(task.job_directory) is None else _REQUEST_SECONDS
+        if self._clock() - self._fence_checked >= interval:
             self._fence_checked = self._clock()
-            task = group.task
             if is_superseded(task.job_directory, task.generation):
                 self._agent.kill_ranks()
 

@@ -40,6 +40,20 @@ def test_volume_pod_mounts_only_the_volume_read_only() -> None:
     assert {item["name"] for item in spec["containers"][0]["env"]} == {"HOME", "PYTHONUNBUFFERED"}
 
 
+def test_pod_of_a_job_in_a_bucket_downloads_its_state_first() -> None:
+    storage = {"bucket": "s3://bucket/job", "credentials": {"secretName": "keys", "endpoint": "http://s3"}}
+    sources = {"model": {"source": "hf://google-t5/t5-small"}, "dataset": {"train": {"source": "s3://data/shards"}}}
+    manifest = reader(storage=storage, **sources)
+    spec, [container] = manifest["spec"], manifest["spec"]["containers"]
+    assert container["command"][:4] == ["python", "-m", "spotune_trainer.bucket.read_state", "s3://bucket/job"]
+    assert container["command"][4].startswith("/data/default/job-")
+    assert container["command"][5:] == ["cat", "file"]
+    assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    assert {"name": "S3_ENDPOINT_URL", "value": "http://s3"} in container["env"]
+    assert spec["volumes"] == [{"name": "data", "emptyDir": {}}]
+    assert container["volumeMounts"] == [{"name": "data", "mountPath": "/data"}]
+
+
 def test_volume_pod_is_owned_by_the_job_but_not_counted_as_its_pod() -> None:
     manifest = reader()
     [owner] = manifest["metadata"]["ownerReferences"]
