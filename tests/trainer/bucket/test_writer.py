@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from spotune_trainer.bucket.writer import StateUpload, claim_writer, newest_stat
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from tests.trainer.bucket.conftest import linked_directory
+from tests.trainer.support.waiting import wait_until
 
 
 def machine(bucket: Bucket, root: Path) -> JobDirectory:
@@ -158,6 +160,18 @@ def test_a_bucket_that_is_away_is_reported_once_and_nothing_is_lost(
         patch.undo()
     assert lines == ["s3 is away. Training goes on; the upload is tried again", f"{bucket.url} can be reached again"]
     assert content_of(machine(bucket, tmp_path / "other")) == content_of(directory)
+
+
+def test_an_event_is_in_the_bucket_before_the_next_upload_of_the_status(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spotune_trainer.bucket.state_mirror.LEDGER_SECONDS", 0.05)
+    monkeypatch.setattr("spotune_trainer.bucket.state_mirror.PUSH_SECONDS", 600.0)
+    directory = machine(bucket, tmp_path / "job")
+    with StateMirror(bucket, directory, print):
+        write_state(directory, 1)
+        assert wait_until(lambda: len(Ledger(machine(bucket, tmp_path / uuid.uuid4().hex)).records()) == 1, 10)
+        assert not files.read_json(machine(bucket, tmp_path / "other").status)
 
 
 def test_a_run_does_not_end_well_while_its_result_is_not_in_the_bucket(

@@ -18,6 +18,8 @@ from spotune_trainer.bucket.writer import StateUpload, claim_writer, pull_state
 from spotune_trainer.job_directory.layout import JobDirectory
 
 PUSH_SECONDS: Final = 5.0
+LEDGER_SECONDS: Final = 0.5
+"""The ledger grows rarely, and what it says must not be lost with the machine: new events are uploaded so soon."""
 _LAST_PUSH_SECONDS: Final = 300.0
 """How long the end of a run waits for a bucket that cannot be reached."""
 
@@ -62,7 +64,7 @@ def mirrored(
 
 
 class StateMirror:
-    """Uploads what has changed every few seconds, and at exit all of it; a context manager.
+    """Uploads what has changed every few seconds, events at once, and at exit all of it; a context manager.
 
     Entering it takes the job over: whoever wrote to this bucket before is fenced off.
 
@@ -132,16 +134,26 @@ class StateMirror:
 
     def push(self) -> None:
         """Upload what has changed now, if the bucket can be reached; otherwise the thread does it later."""
-        try:
-            with self._lock:
-                self._upload.push()
-        except BucketError as error:
-            self._report(str(error))
-        else:
+        if self._try(self._upload.push):
             self._report(None)
 
+    def _try(self, push: Callable[[], None]) -> bool:
+        """Upload something; report why if it failed. Returns whether it succeeded."""
+        try:
+            with self._lock:
+                push()
+        except BucketError as error:
+            self._report(str(error))
+            return False
+        return True
+
     def _run(self) -> None:
-        while not self._closing.wait(PUSH_SECONDS):
+        pushed = self._clock()
+        while not self._closing.wait(min(LEDGER_SECONDS, PUSH_SECONDS)):
+            if self._clock() - pushed < PUSH_SECONDS:
+                self._try(self._upload.push_ledger)
+                continue
+            pushed = self._clock()
             self.push()
             try:
                 self._upload.raise_if_superseded()

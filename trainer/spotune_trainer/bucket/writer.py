@@ -117,6 +117,11 @@ class StateUpload:
             self._is_complete = True
             self._delete_older()
 
+    def push_ledger(self) -> None:
+        """Upload new events alone. Raises as `push`."""
+        if self._directory.ledger.exists():
+            self._push(self._directory.ledger)
+
     def raise_if_superseded(self) -> None:
         """Check the fence.
 
