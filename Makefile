@@ -108,6 +108,13 @@ faults: cluster-build ## Put training jobs through every fault on a real Kuberne
 	failed=0; SPOTUNE_FAULTS_RECORDS=build/faults.jsonl $(BIN)/pytest tests/cluster/faults/rendered_job.py tests/cluster/faults/elastic.py tests/cluster/faults/suite.py || failed=1; \
 	$(BIN)/python -m tests.cluster.faults.report build/faults.jsonl --output docs/faults.md; exit $$failed
 
+.PHONY: bucket-faults
+bucket-faults: cluster-build ## Put training jobs whose only storage is a bucket through faults on a real Kubernetes, and write docs/bucket-faults.md (half an hour)
+	@mkdir -p build
+	@rm -f build/bucket_faults.jsonl
+	failed=0; SPOTUNE_FAULTS_RECORDS=build/bucket_faults.jsonl $(BIN)/pytest tests/cluster/faults/bucket_suite.py || failed=1; \
+	$(BIN)/python -m tests.cluster.faults.report build/bucket_faults.jsonl --bucket --output docs/bucket-faults.md; exit $$failed
+
 .PHONY: serving-faults
 serving-faults: cluster-build ## Put a service with 220 open streams through every fault on a real Kubernetes, and write docs/serving-faults.md (an hour)
 	@command -v redis-check-rdb > /dev/null || { echo "Redis is not installed: apt-get install --no-install-recommends redis-tools"; exit 1; }

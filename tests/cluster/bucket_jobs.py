@@ -41,31 +41,24 @@ _SECONDS_TO_FORWARD = 60.0
 
 
 @dataclass(frozen=True)
-class BucketWorkplace:
-    """A workplace with an S3 server.
-
-    Attributes:
-        workplace: The workplace.
-    """
-
-    workplace: Workplace
+class BucketWorkplace(Workplace):
+    """A workplace with an S3 server, whose jobs are kept in a bucket."""
 
     @property
     def service(self) -> str:
         """The Service of the server, as `Fault.cut` names it."""
-        return f"{self.workplace.kubectl.namespace}/{STORE}"
+        return f"{self.kubectl.namespace}/{STORE}"
 
     def manifest(self, name: str, **sections: Mapping[str, Any]) -> dict[str, Any]:
-        """A FinetuneJob as those of the workplace, kept in a bucket. The volume with its inputs is read-only."""
+        """A FinetuneJob as those of a workplace, kept in a bucket. The volume with its inputs is read-only."""
         storage = {
             "existingClaim": "",
             "bucket": f"s3://{_BUCKET}/jobs/{name}",
-            "credentials": {"secretName": STORE, "endpoint": self._endpoint},
+            "credentials": {"secretName": STORE, "endpoint": f"http://{STORE}.{self.kubectl.namespace}.svc:{_PORT}"},
         }
         storage |= sections.pop("storage", {})
-        manifest = self.workplace.manifest(name, **sections, storage=storage)
-        text = json.dumps(manifest).replace(INPUTS, _INPUTS)
-        found: dict[str, Any] = json.loads(text)
+        manifest = super().manifest(name, **sections, storage=storage)
+        found: dict[str, Any] = json.loads(json.dumps(manifest).replace(INPUTS, _INPUTS))
         for group, containers in (("head", ("ray-head", "supervisor")), ("workers", ("ray-worker",))):
             found["spec"][group]["podTemplate"] = _with_inputs(containers)
         return found
@@ -74,19 +67,15 @@ class BucketWorkplace:
     def running(self, manifest: Mapping[str, Any]) -> Iterator["BucketJob"]:
         """A job that is applied, and deleted with its pods at the end of the block."""
         with (
-            StatusHistory(self.workplace.kubectl, manifest["metadata"]["name"]) as history,
-            forwarded(self.workplace.kubectl) as url,
+            StatusHistory(self.kubectl, manifest["metadata"]["name"]) as history,
+            forwarded(self.kubectl) as url,
         ):
-            job = BucketJob(self.workplace, manifest, history, url)
+            job = BucketJob(self, manifest, history, url)
             job.apply(manifest)
             try:
                 yield job
             finally:
                 job.delete()
-
-    @property
-    def _endpoint(self) -> str:
-        return f"http://{STORE}.{self.workplace.kubectl.namespace}.svc:{_PORT}"
 
 
 class BucketJob(RunningJob):
@@ -132,7 +121,7 @@ def bucket_workplace(workplace: Workplace, node: str) -> Iterator[BucketWorkplac
         with forwarded(kubectl) as endpoint:
             keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
             boto3.client("s3", endpoint_url=endpoint, **keys).create_bucket(Bucket=_BUCKET)
-        yield BucketWorkplace(workplace)
+        yield BucketWorkplace(workplace.cluster, kubectl, workplace.inputs)
     finally:
         kubectl("delete", f"pod/{STORE}", f"service/{STORE}", f"secret/{STORE}", "--grace-period=0", "--force")
 

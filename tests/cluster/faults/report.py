@@ -1,7 +1,8 @@
-"""Writes docs/faults.md: the result of every fault of the catalogue in the last `make faults`.
+"""Writes docs/faults.md and docs/bucket-faults.md: the result of every fault of a catalogue in the last run.
 
 Usage:
     python -m tests.cluster.faults.report build/faults.jsonl --output docs/faults.md
+    python -m tests.cluster.faults.report build/bucket_faults.jsonl --bucket --output docs/bucket-faults.md
 """
 
 import argparse
@@ -9,11 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tests.cluster.fault_records import num_passed, result_cell, tested_commits
-from tests.cluster.faults.catalogue import CASES, Case
+from tests.cluster.faults.bucket_catalogue import BUCKET_CASES, TWO_WRITERS
+from tests.cluster.faults.catalogue import CASES
 from tests.cluster.faults.records import Record, read_records
 from tests.provenance import machine
 
-_TEXT = """# The fault suite
+TEXT = """# The fault suite
 
 `make faults` writes this page. Do not edit it.
 
@@ -32,6 +34,15 @@ For every job that ends with a model, the suite checks:
   made; a status may lag by up to 30 s.
 - **Restarts.** The status counts exactly the restarts that the fault caused, by cause.
 """
+BUCKET_TEXT = """# Faults of jobs in a bucket
+
+`make bucket-faults` writes this page. Do not edit it.
+
+Each test injects one fault into a training job whose only storage is a bucket
+([how-to](how-to/bucket.md#on-kubernetes)): no pod shares a volume with another one, except for a
+read-only one with model and data. The S3 server is moto, in a pod that no fault hits. Cluster, jobs and
+checks are those of [the fault suite](faults.md): weights, samples, status and restarts.
+"""
 _HEADINGS = (
     "fault",
     "also checked",
@@ -43,28 +54,36 @@ _HEADINGS = (
 )
 
 
-def report(cases: Sequence[Case], records: Mapping[str, Record], machine: str) -> str:
+ROWS = [(case.name, case.asserted) for case in CASES]
+BUCKET_ROWS = [
+    *((case.name, case.asserted) for case in BUCKET_CASES),
+    (TWO_WRITERS, "the older job stops and waits; nothing that it writes afterwards is read"),
+]
+
+
+def report(cases: Sequence[tuple[str, str]], records: Mapping[str, Record], machine: str, text: str = TEXT) -> str:
     """Return the page as Markdown.
 
     Args:
-        cases: All faults.
+        cases: Name of each fault, and what is also checked.
         records: Their results, by name of the fault.
         machine: The machine and date of the run.
+        text: What the page begins with.
     """
     rows = ["| " + " | ".join(_HEADINGS) + " |", "|---" * len(_HEADINGS) + "|"]
-    rows += ["| " + " | ".join(_row(case, records.get(case.name))) + " |" for case in cases]
+    rows += ["| " + " | ".join(_row(name, asserted, records.get(name))) + " |" for name, asserted in cases]
     passed, tested = num_passed(records.values()), tested_commits(records.values())
     about = f"**{passed} of {len(cases)} passed.** Commit {tested}. {machine}"
     times = (
         "Times are those of a tiny model on one machine that runs the whole cluster. Use them only to compare faults\n"
         "with each other."
     )
-    return "\n".join([_TEXT, about, "", *rows, "", times, ""])
+    return "\n".join([text, about, "", *rows, "", times, ""])
 
 
-def _row(case: Case, record: Record | None) -> Iterator[str]:
-    yield case.name
-    yield case.asserted
+def _row(name: str, asserted: str, record: Record | None) -> Iterator[str]:
+    yield name
+    yield asserted
     if record is None:
         yield from ("", "", "", "", "**not run**")
         return
@@ -84,8 +103,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", type=Path, help="records of the suite (JSON lines)")
     parser.add_argument("--output", type=Path, required=True, help="the page to write")
+    parser.add_argument("--bucket", action="store_true", help="the page of jobs in a bucket")
     options = parser.parse_args()
-    options.output.write_text(report(CASES, read_records(options.records), machine()), encoding="utf-8")
+    cases, text = (BUCKET_ROWS, BUCKET_TEXT) if options.bucket else (ROWS, TEXT)
+    options.output.write_text(report(cases, read_records(options.records), machine(), text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 from tests.cluster.faults import records
 from tests.cluster.faults.catalogue import CASES
 from tests.cluster.faults.records import VARIABLE, read_records, recorded
-from tests.cluster.faults.report import report
+from tests.cluster.faults.report import ROWS, report
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         record.restarts, record.detect_seconds, record.new_step_seconds = {"workerLost": 1}, 1.2, 33.3
     with pytest.raises(AssertionError), recorded(CASES[1].name):
         raise AssertionError("the weights | are others\nand more")
-    return report(CASES, read_records(tmp_path / "records.jsonl"), "On a machine.").splitlines()
+    return report(ROWS, read_records(tmp_path / "records.jsonl"), "On a machine.").splitlines()
 
 
 def _row(page: list[str], name: str) -> list[str]:

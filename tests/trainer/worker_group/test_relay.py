@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,11 +57,11 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene(tmp_path: Path) -> Scene:
     head = JobDirectory(tmp_path / "head")
     claim(head, None)
     nodes = [Machine(JobDirectory(tmp_path / name)) for name in ("n1", "n2")]
-    yield Scene(head, nodes, Relay(head, lambda: nodes))
+    return Scene(head, nodes, Relay(head, lambda: nodes))
 
 
 def test_driver_reads_what_ranks_on_several_nodes_have_logged(scene: Scene) -> None:
