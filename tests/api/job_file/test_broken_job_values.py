@@ -145,15 +145,6 @@ WRONG_VALUES = [
     ),
     ("no time at all", WORKERS, "  retry: {hangTimeout: 0s}\n", ":10: spec.retry.hangTimeout: must be longer than 0s"),
     (
-        "quantity",
-        WORKERS,
-        "  storage: {size: 200GB}\n",
-        (
-            ":10: spec.storage.size: expected a Kubernetes quantity such as 8, 500m, 64Gi or 1.5Ti "
-            '(Gi is 1024^3, G is 1000^3; no B), not "200GB"'
-        ),
-    ),
-    (
         "very long text",
         "seq2seq",
         "x" * 100,

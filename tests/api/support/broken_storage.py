@@ -1,4 +1,4 @@
-"""Job files whose bucket is none, or does not fit the rest of the job."""
+"""Job files whose storage is none, or does not fit the rest of the job."""
 
 from __future__ import annotations
 
@@ -10,6 +10,15 @@ _FOR_A_VOLUME: Final = "is for a volume, and storage.bucket needs none: remove o
 
 # (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
 WRONG_STORAGE = [
+    (
+        "quantity",
+        WORKERS,
+        "  storage: {size: 200GB}\n",
+        (
+            ":10: spec.storage.size: expected a Kubernetes quantity such as 8, 500m, 64Gi or 1.5Ti "
+            '(Gi is 1024^3, G is 1000^3; no B), not "200GB"'
+        ),
+    ),
     (
         "bucket of an unknown kind",
         WORKERS,

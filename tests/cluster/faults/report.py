@@ -40,8 +40,8 @@ BUCKET_TEXT = """# Faults of jobs in a bucket
 
 Each test injects one fault into a training job whose only storage is a bucket
 ([how-to](how-to/bucket.md#on-kubernetes)): no pod shares a volume with another one, except for a
-read-only one with model and data. The S3 server is moto, in a pod that no fault hits. Cluster, jobs and
-checks are those of [the fault suite](faults.md): weights, samples, status and restarts.
+read-only one with model and data. The S3 server is moto, in a pod that no fault hits. Cluster, jobs
+and checks are those of [the fault suite](faults.md): weights, samples, status and restarts.
 """
 _HEADINGS = (
     "fault",

@@ -61,23 +61,6 @@ def test_a_trained_model_is_served_from_the_volume_of_its_job() -> None:
     assert scenario.status.pending_model.version == "sql-0123abcd-step-120"
 
 
-def test_a_model_in_a_bucket_is_served_from_there_while_its_job_trains_on() -> None:
-    scenario = Scenario()
-    scenario.job("s3://bucket/sql/export", 120, "Complete")
-    scenario.decide()
-    served = scenario.status.pending_model
-    assert served is not None
-    assert served.location == "s3://bucket/sql/export"
-    assert served.version.endswith("-step-120")
-    scenario.job("", 130, "Training")
-    scenario.decide()
-    assert scenario.condition("ModelAvailable").status == "True"
-    scenario.job("s3://bucket/sql/export", 240, "Complete")
-    scenario.decide()
-    assert scenario.status.pending_model is not None
-    assert scenario.status.pending_model.version == served.version.replace("-step-120", "-step-240")
-
-
 def test_a_pod_on_a_dead_node_is_checked_until_its_grace_period_is_over() -> None:
     scenario = Scenario()
     scenario.serves()

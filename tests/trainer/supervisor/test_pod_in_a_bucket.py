@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from spotune.errors import JobError
 from spotune_trainer.bucket.client import Bucket, open_bucket
 from spotune_trainer.bucket.link import link_of, writer_folder
 from spotune_trainer.bucket.writer import claim_writer, newest_state, newest_status
@@ -71,6 +72,20 @@ def test_next_head_finds_what_the_earlier_one_left_in_the_bucket(tmp_path: Path,
     assert second.run(lambda: second.until_state("trained") and None) is None
     assert second.ray.attempts == 0, "the model is trained already"
     assert [each["attempt"] for each in Ledger(second.directory).records("attempt-started")] == [1]
+
+
+def test_bucket_with_checkpoints_of_another_job_is_refused_by_its_url(
+    tmp_path: Path, runs: Runs, bucket: Bucket
+) -> None:
+    first = BucketPod(tmp_path / "first", runs, bucket)
+    first.run(lambda: first.until_state("trained") and None)
+    bucket.write("checkpoints/step-00000001.gen-1/manifest.json", b"{}")
+    second = BucketPod(tmp_path / "second", runs, bucket)
+    second.job_path.write_text(first.job_path.read_text().replace('"epochs"', '"learningRate":0.5,"epochs"'))
+    error = second.run(lambda: second.until_state("failed") and None)
+    assert isinstance(error, JobError)
+    assert f"{bucket.url} holds checkpoints of a job that trains something else" in str(error)
+    assert "give another storage.bucket" in str(error)
 
 
 def test_bucket_that_cannot_be_reached_fails_the_preflight_until_it_can(

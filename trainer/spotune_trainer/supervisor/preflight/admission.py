@@ -15,6 +15,7 @@ from spotune.job.output import HUB_TOKEN
 from spotune.job_file.load import parse_job, read_job_file, replace_fields, resolve_paths, sources_of
 from spotune.job_file.problems import parse_path
 from spotune.job_file.yaml_file import Document
+from spotune_trainer.bucket.link import link_of
 from spotune_trainer.evaluation import harness
 from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
 from spotune_trainer.job_directory.job import has_commits, job_of
@@ -183,7 +184,9 @@ def _check_usable(directory: JobDirectory) -> None:
 
 def _check_same_fingerprint(directory: JobDirectory, earlier: FinetuneJob, job: FinetuneJob) -> None:
     if changed := changed_fields(earlier, job):
+        link = link_of(directory)
+        place, option = (directory.root, "--directory") if link is None else (link.url, "storage.bucket")
         raise JobError(
-            f"{directory.root} holds checkpoints of a job that trains something else: {', '.join(changed)} changed. "
-            "Change it back to continue from them, or give another --directory to start over"
+            f"{place} holds checkpoints of a job that trains something else: {', '.join(changed)} changed. "
+            f"Change it back to continue from them, or give another {option} to start over"
         )
