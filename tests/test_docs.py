@@ -22,7 +22,9 @@ from tests.pages import page_name
 
 REPOSITORY = "https://git.example.com/team/spotune"
 README = ROOT / "README.md"
-REPORTS = {ROOT / "docs" / f"{name}.md" for name in ("chaos", "faults", "proof", "proof-recovery", "recovery")}
+REPORTS = {
+    ROOT / "docs" / f"{name}.md" for name in ("bucket-faults", "chaos", "faults", "proof", "proof-recovery", "recovery")
+}
 """Pages that a benchmark or a test suite writes, with long lines of machines and commits."""
 WRAPPED = [page for page in pages.PAGES if page not in REPORTS and page.name != "CHANGELOG.md"]
 """All other pages; the changelog is read by release, an entry a line."""
