@@ -16,7 +16,11 @@ _LOCK_POLL_SECONDS: Final = 0.2
 
 
 def push_folder(
-    bucket: Bucket, directory: JobDirectory, folder: Path, heartbeat: Callable[[], None] = lambda: None
+    bucket: Bucket,
+    directory: JobDirectory,
+    folder: Path,
+    heartbeat: Callable[[], None] = lambda: None,
+    last: str = "",
 ) -> None:
     """Upload the files of a folder that the bucket lacks, or has with another size. All are there on return.
 
@@ -25,9 +29,10 @@ def push_folder(
         directory: of the job.
         folder: a folder of the job.
         heartbeat: called after each part of a file.
+        last: name of files that are uploaded last, because they say that the others are there.
     """
     name = str(folder.relative_to(directory.root))
-    paths = _files(folder)
+    paths = sorted(_files(folder), key=lambda path: path.name == last)
     have = bucket.list(name) if paths else {}
     for path in paths:
         found = str(path.relative_to(directory.root))

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 from spotune_trainer.bucket.checkpoints import refresh
-from spotune_trainer.bucket.client import BucketError, open_bucket
+from spotune_trainer.bucket.client import Bucket, BucketError, open_bucket
 from spotune_trainer.bucket.folders import push_folder
 from spotune_trainer.bucket.link import link_of
 from spotune_trainer.bucket.writer import push_file
+from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.job_directory.layout import JobDirectory
 
 logger = logging.getLogger("spotune.driver")
@@ -57,7 +58,7 @@ class DriverBucket:
         """Upload shards that were made from raw data. After the first commit no run makes them again."""
         if self._link is not None:
             bucket = open_bucket(self._link.url)
-            self.when_reachable(lambda: push_folder(bucket, self._directory, self._directory.data))
+            self.when_reachable(lambda: _push_data(bucket, self._directory))
 
     def upload_plan(self) -> None:
         """Upload the plan before a generation is claimed: its commits have to be continued with the same plan."""
@@ -65,3 +66,12 @@ class DriverBucket:
         if link is not None:
             bucket = open_bucket(link.url)
             self.when_reachable(lambda: push_file(bucket, self._directory, link, self._directory.plan))
+
+
+def _push_data(bucket: Bucket, directory: JobDirectory) -> None:
+    """Upload shards. Those in the bucket are deleted first if they were made from other data, or in another way."""
+    for manifest in directory.data.rglob(MANIFEST):
+        name = str(manifest.relative_to(directory.root))
+        if bucket.read(name) not in (None, manifest.read_bytes()):
+            bucket.delete(bucket.list(name.rpartition("/")[0]))
+    push_folder(bucket, directory, directory.data, last=MANIFEST)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -67,7 +68,7 @@ def pull_to_pod(url: str, directory: JobDirectory) -> Bucket:
 
 
 def other_heartbeat(url: str, clock: Callable[[], float] = time.monotonic) -> Callable[[], object]:
-    """A function that returns what changes while the newest run of the bucket's job lives: the content of its status.
+    """A function that returns what changes while the newest run of the bucket's job makes progress: its heartbeat.
 
     A bucket that cannot be reached counts as a change: nobody knows.
     """
@@ -77,7 +78,7 @@ def other_heartbeat(url: str, clock: Callable[[], float] = time.monotonic) -> Ca
         nonlocal last
         if clock() - last[0] >= _HEARTBEAT_SECONDS:
             try:
-                last = clock(), newest_status(open_bucket(url))
+                last = clock(), json.loads(newest_status(open_bucket(url)) or "{}").get("heartbeat")
             except BucketError:
                 last = clock(), object()
         return last[1]
