@@ -139,6 +139,6 @@ class FinetuneJobStatus(StatusSection):
     ray_cluster: str = ""
     """Name of the RayCluster."""
     output: str = ""
-    """Location of the trained model."""
+    """Location of the trained model: pvc://claim/path, or its URL in the job's bucket."""
     conditions: Conditions = Field(default=[])
     """Conditions: Ready, Reconciling, Stalled, Complete, Failed, Suspended, and conditions specific to spotune."""

@@ -161,7 +161,7 @@ class TrainedModel:
     """What the operator knows of a FinetuneJob whose model is to be served.
 
     Attributes:
-        output: ``status.output``: ``pvc://claim/path`` once the model is trained; empty before.
+        output: ``status.output`` once the model is trained: ``pvc://claim/path`` or ``s3://bucket/path``; empty before.
         step: ``status.trained.step``, of the exported weights; ``status.step`` if a trainer does not report it.
         phase: ``status.phase``.
         has_failed: Whether the job has failed for good.

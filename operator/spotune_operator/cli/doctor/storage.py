@@ -24,7 +24,8 @@ _SHARED: Final = (
 )
 """Provisioners that support ReadWriteMany; the name may have a prefix, for example Rook's."""
 _NAME_ANOTHER: Final = (
-    "set spec.storage.storageClassName to a class with ReadWriteMany volumes (check it with --storage-class)"
+    "set spec.storage.storageClassName to a class with ReadWriteMany volumes (check it with --storage-class), or keep "
+    "jobs in a bucket by spec.storage.bucket"
 )
 
 _MAKE: Final[Mapping[ProviderName, str]] = {
