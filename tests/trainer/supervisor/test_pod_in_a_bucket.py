@@ -118,6 +118,7 @@ def test_older_supervisor_stops_its_driver_and_waits_for_the_newer_one(
         bucket.write(f"{writer_folder(link.writer)}/status.json", b'{"heartbeat": 1}')
         pod.until(lambda: "has taken over" in pod.supervisor()["message"], "it is fenced off")
         assert [job.status for job in pod.ray.jobs.values()] == ["STOPPED"]
+        assert pod.progress()["phase"] == "Starting", "it makes no steps any more"
         assert pod.state() == "waiting"
         assert newest_state(bucket) == link.writer - 1
 

@@ -61,6 +61,7 @@ class SupervisorDaemon:
         self._file_changed = file_changed
         self._log = log
         self._sleep = sleep
+        self._has_own_status = other_heartbeat is not None
         self._heartbeat = other_heartbeat or self._heartbeat_in_directory
 
     def run_until_terminated(self) -> None:
@@ -89,6 +90,8 @@ class SupervisorDaemon:
             self._show_failure(error)
             return error
         except SupersededError as error:
+            if self._has_own_status:
+                publish_phase(self._directory, Phase.STARTING, str(error))
             message = f"{error}: waiting until it has been silent for {TAKEOVER_SECONDS:.0f} s"
             self._wait(message, TAKEOVER_SECONDS, restart_on_heartbeat=True)
         except (InfrastructureError, UsageError) as error:

@@ -200,7 +200,7 @@ class Supervisor:
             time.sleep(self._timing.poll)
 
     def _stop_if_superseded(self, in_ray: AttemptWatch) -> None:
-        """Stop the driver if another supervisor has taken over the bucket.
+        """Stop the driver if another supervisor has taken over the bucket, and wait until it has ended.
 
         Raises:
             SupersededError: it has.
@@ -210,6 +210,9 @@ class Supervisor:
                 self._mirror.raise_if_superseded()
         except SupersededError:
             in_ray.stop()
+            deadline = time.monotonic() + self._timing.stop
+            while time.monotonic() < deadline and (job := in_ray.poll()) is not None and not job.has_ended:
+                time.sleep(self._timing.poll)
             raise
 
     def _leave_workers_after_commit(self, step: int) -> None:
