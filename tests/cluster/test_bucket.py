@@ -1,19 +1,24 @@
-"""A job whose only storage is a bucket is trained by `kubectl apply`, through the loss of its head."""
+"""A job whose only storage is a bucket is trained by `kubectl apply`; `make bucket-faults` injects faults into such."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
+from spotune_testcluster.waiting import wait_for
 from tests.cluster import bucket_jobs
-from tests.cluster.bucket_jobs import BucketWorkplace
+from tests.cluster.bucket_jobs import BucketJob, BucketWorkplace
 from tests.cluster.faults import pods
 from tests.cluster.faults.harness import FaultHarness
-from tests.cluster.finetune_jobs import ENDLESS, RunArtifacts, Workplace
+from tests.cluster.finetune_jobs import ENDLESS, STEPS, RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+
+_SPOTUNE = str(Path(sys.executable).with_name("spotune"))
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +27,48 @@ def buckets(workplace: Workplace, cluster: ClusterUnderTest) -> Iterator[BucketW
         yield found
 
 
-def test_job_in_a_bucket_survives_the_loss_of_its_head(
+def spotune(job: BucketJob, command: str) -> str:
+    """Output of a command about a job."""
+    access = [f"--kubeconfig={job.kubectl.kubeconfig}", f"--namespace={job.kubectl.namespace}"]
+    done = subprocess.run([_SPOTUNE, command, job.name, *access], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_job_in_a_bucket_is_trained_without_a_volume_and_the_bucket_is_kept(
+    buckets: BucketWorkplace,
+    operator: Operator,
+    undisturbed: Callable[[int], RunArtifacts],
+    tmp_path: Path,
+) -> None:
+    operator.wait_until_ready()
+    with buckets.running(buckets.manifest("in-a-bucket", training={"maxSteps": STEPS})) as job:
+        ended = job.wait_until_complete()
+        assert ended.status["output"] == f"{job.bucket.url}/export"
+        assert ended.condition("StorageReady")["reason"] == "Bucket"
+        assert not job.kubectl("get", "pvc", f"spotune-{job.name}", "--ignore-not-found")
+        job.kubectl("delete", "ftj", job.name)
+        artifacts, reference = job.artifacts(tmp_path), undisturbed(STEPS)
+        assert artifacts.sha256() == reference.sha256()
+        assert artifacts.samples() == reference.samples()
+
+
+@pytest.mark.long
+def test_job_in_a_bucket_survives_the_loss_of_its_head_and_is_reported_when_its_pods_are_gone(
     buckets: BucketWorkplace,
     cluster: ClusterUnderTest,
     operator: Operator,
     undisturbed: Callable[[int], RunArtifacts],
     tmp_path: Path,
 ) -> None:
-    with buckets.running(buckets.manifest("in-a-bucket", training={"maxSteps": ENDLESS})) as job:
+    operator.wait_until_ready()
+    with buckets.running(buckets.manifest("lost-head", training={"maxSteps": ENDLESS})) as job:
         harness = FaultHarness(cluster, Fault(cluster), operator, job)
         pods.head_pod_deleted_by_force(harness)
         job.finish_soon()
         harness.verify_outcome(undisturbed, tmp_path)
-        status = job.history.last.status
-        assert status["output"] == f"{job.bucket.url}/export"
-        assert job.history.last.condition("StorageReady")["reason"] == "Bucket"
-        assert not job.kubectl("get", "pvc", f"spotune-{job.name}", "--ignore-not-found")
-    assert job.bucket.read("export/model.safetensors") is not None, "the bucket is kept"
+        wait_for("the end of the head", 120, lambda: not job.pods("head"), every=0.5)
+        logs = spotune(job, "logs")
+        assert "gen-1/worker-0:" in logs
+        assert "gen-1/worker-1:" in logs
+        assert job.name in spotune(job, "report")
