@@ -27,10 +27,10 @@ def buckets(workplace: Workplace, cluster: ClusterUnderTest) -> Iterator[BucketW
         yield found
 
 
-def spotune(job: BucketJob, command: str) -> str:
+def spotune(job: BucketJob, command: str, *options: str) -> str:
     """Output of a command about a job."""
     access = [f"--kubeconfig={job.kubectl.kubeconfig}", f"--namespace={job.kubectl.namespace}"]
-    done = subprocess.run([_SPOTUNE, command, job.name, *access], capture_output=True, text=True, check=False)
+    done = subprocess.run([_SPOTUNE, command, job.name, *options, *access], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -71,4 +71,6 @@ def test_job_in_a_bucket_survives_the_loss_of_its_head_and_is_reported_when_its_
         logs = spotune(job, "logs")
         assert "gen-1/worker-0:" in logs
         assert "gen-1/worker-1:" in logs
-        assert job.name in spotune(job, "report")
+        page = tmp_path / "report.html"
+        spotune(job, "report", "--file", str(page))
+        assert f"<h1>{job.name}</h1>" in page.read_text()
