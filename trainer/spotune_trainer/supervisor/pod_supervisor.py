@@ -89,8 +89,9 @@ class PodSupervisor:
             JobError, InfrastructureError, SupersededError: as in `Supervisor.run`.
             UsageError: the folder of the job cannot be used, or the job file does not exist.
         """
-        job = self._job_file.read()
-        bucket = self._pull_state() if self._bucket else None
+        job, bucket = self._job_file.read(), None
+        if self._bucket:
+            job, bucket = self._pull_state(job)
         check_fingerprint(self._directory, job)
         if is_trained(self._directory, job):
             return
@@ -115,11 +116,11 @@ class PodSupervisor:
         supervisor = self._supervisor
         return supervisor.health_problem() if supervisor is not None else None
 
-    def _pull_state(self) -> Bucket:
-        """Download what earlier runs left in the bucket; repeated until it can be read."""
+    def _pull_state(self, job: FinetuneJob) -> tuple[FinetuneJob, Bucket]:
+        """Download what earlier runs left in the bucket; repeated until it can be read. Returns the newest job, too."""
         while True:
             try:
-                return pull_to_pod(self._bucket, self._directory)
+                return job, pull_to_pod(self._bucket, self._directory)
             except InfrastructureError as error:
                 problem = str(error)
             self._status.preflight.checks = (CheckResult(BUCKET, "failed", problem),)
@@ -128,6 +129,7 @@ class PodSupervisor:
             self._wait_for_change(PREFLIGHT_RETRY_SECONDS)
             if self._control.stopping:
                 raise StoppedError("stopped before the state could be read from the bucket")
+            job = self._job_file.read()
 
     def _pass_preflight(self, job: FinetuneJob) -> FinetuneJob:
         """Repeat the preflight until it passes, and return the job that passed.
