@@ -92,9 +92,9 @@ def test_a_bucket_replaces_the_volume_by_a_directory_of_each_pod() -> None:
 
 def test_a_disk_of_the_template_replaces_the_directory_of_a_pod_but_not_the_volume() -> None:
     disk = {"name": "data", "hostPath": {"path": "/mnt/nvme"}}
-    template = {"podTemplate": {"spec": {"volumes": [disk]}}}
-    assert disk in worker(sections=IN_A_BUCKET, **template)["volumes"]
-    assert disk not in worker(**template)["volumes"]
+    template = {"spec": {"volumes": [disk]}}
+    assert disk in worker(sections=IN_A_BUCKET, podTemplate=template)["volumes"]
+    assert disk not in worker(podTemplate=template)["volumes"]
 
 
 def test_every_container_gets_the_credentials_of_the_bucket_beside_those_of_the_data() -> None:

@@ -52,6 +52,10 @@ class BucketPod(Pod):
         self.write_job(model, dataset={"train": {"source": str(runs.shards("seq2seq"))}, "eval": None})
 
 
+def until(pod: Pod, state: str) -> None:
+    pod.until_state(state)
+
+
 def status_in(bucket: Bucket) -> dict[str, object]:
     found: dict[str, object] = json.loads(newest_status(bucket) or b"{}")
     return found
@@ -69,7 +73,7 @@ def test_next_head_finds_what_the_earlier_one_left_in_the_bucket(tmp_path: Path,
     assert status_in(bucket)["phase"] == "Done"
     shutil.rmtree(first.directory.root)
     second = BucketPod(tmp_path / "second", runs, bucket)
-    assert second.run(lambda: second.until_state("trained") and None) is None
+    assert second.run(lambda: until(second, "trained")) is None
     assert second.ray.attempts == 0, "the model is trained already"
     assert [each["attempt"] for each in Ledger(second.directory).records("attempt-started")] == [1]
 
@@ -78,11 +82,11 @@ def test_bucket_with_checkpoints_of_another_job_is_refused_by_its_url(
     tmp_path: Path, runs: Runs, bucket: Bucket
 ) -> None:
     first = BucketPod(tmp_path / "first", runs, bucket)
-    first.run(lambda: first.until_state("trained") and None)
+    first.run(lambda: until(first, "trained"))
     bucket.write("checkpoints/step-00000001.gen-1/manifest.json", b"{}")
     second = BucketPod(tmp_path / "second", runs, bucket)
     second.job_path.write_text(first.job_path.read_text().replace('"epochs"', '"learningRate":0.5,"epochs"'))
-    error = second.run(lambda: second.until_state("failed") and None)
+    error = second.run(lambda: until(second, "failed"))
     assert isinstance(error, JobError)
     assert f"{bucket.url} holds checkpoints of a job that trains something else" in str(error)
     assert "give another storage.bucket" in str(error)
