@@ -36,32 +36,6 @@ def buckets(cluster: ClusterUnderTest, workplace: Workplace) -> Iterator[BucketW
         yield found
 
 
-@pytest.mark.parametrize("case", BUCKET_CASES, ids=lambda case: case.slug)
-def test_job_in_a_bucket_survives(
-    case: Case,
-    cluster: ClusterUnderTest,
-    fault: Fault,
-    operator: Operator,
-    buckets: BucketWorkplace,
-    undisturbed: Callable[[int], RunArtifacts],
-    tmp_path: Path,
-) -> None:
-    with recorded(case.name) as record:
-        operator.wait_until_ready()
-        with buckets.running(case.manifest(buckets)) as job:
-            harness = FaultHarness(cluster, fault, operator, job)
-            case.inject(harness)
-            if case.endless:
-                job.finish_soon()
-            [recovery] = harness.verify_outcome(undisturbed, tmp_path)
-            [injected] = harness.injected_faults
-            record.restarts = injected.restarts
-            record.longest_gap_seconds = injected.longest_gap_seconds
-            if recovery is not None:
-                record.detect_seconds = round(recovery.seconds_to_detect, 1)
-                record.new_step_seconds = round(recovery.seconds_to_new_step, 1)
-
-
 def test_older_of_two_jobs_in_a_bucket_is_fenced_off(
     operator: Operator,
     buckets: BucketWorkplace,
@@ -86,6 +60,32 @@ def test_older_of_two_jobs_in_a_bucket_is_fenced_off(
         assert artifacts.samples() == reference.samples(), "a step of the older job is among those of the newer one"
         assert artifacts.sha256() == reference.sha256(), "the weights differ from those of the undisturbed run"
         record.restarts = {cause: n for cause, n in ended.status["restarts"].items() if n and cause != "total"}
+
+
+@pytest.mark.parametrize("case", BUCKET_CASES, ids=lambda case: case.slug)
+def test_job_in_a_bucket_survives(
+    case: Case,
+    cluster: ClusterUnderTest,
+    fault: Fault,
+    operator: Operator,
+    buckets: BucketWorkplace,
+    undisturbed: Callable[[int], RunArtifacts],
+    tmp_path: Path,
+) -> None:
+    with recorded(case.name) as record:
+        operator.wait_until_ready()
+        with buckets.running(case.manifest(buckets)) as job:
+            harness = FaultHarness(cluster, fault, operator, job)
+            case.inject(harness)
+            if case.endless:
+                job.finish_soon()
+            [recovery] = harness.verify_outcome(undisturbed, tmp_path)
+            [injected] = harness.injected_faults
+            record.restarts = injected.restarts
+            record.longest_gap_seconds = injected.longest_gap_seconds
+            if recovery is not None:
+                record.detect_seconds = round(recovery.seconds_to_detect, 1)
+                record.new_step_seconds = round(recovery.seconds_to_new_step, 1)
 
 
 def _is_fenced_off(seen: ObservedJob) -> bool:
