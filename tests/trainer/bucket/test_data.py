@@ -10,6 +10,8 @@ import pytest
 from spotune_trainer import files
 from spotune_trainer.bucket.client import Bucket, BucketError
 from spotune_trainer.bucket.folders import pull_for_ranks
+from spotune_trainer.bucket.generation_logs import GenerationLogUpload
+from spotune_trainer.checkpoint.generations import claim, last_logged_step
 from spotune_trainer.driver.bucket import DriverBucket
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.bucket.conftest import linked_directory
@@ -85,6 +87,18 @@ def test_of_the_ranks_of_a_node_one_downloads(bucket: Bucket, tmp_path: Path, mo
     for rank in ranks:
         rank.join()
     assert sorted(downloaded) == ["data/train/manifest.json", "data/train/shard.00000.mds"]
+
+
+def test_driver_learns_what_ranks_have_logged_and_committed_since_its_start(bucket: Bucket, tmp_path: Path) -> None:
+    head, rank = linked_directory(bucket, tmp_path / "head"), linked_directory(bucket, tmp_path / "rank")
+    generation = claim(rank, None).number
+    logs = rank.generation_logs(generation)
+    logs.root.mkdir(parents=True)
+    files.append_json(logs.steps, {"step": 1})
+    with GenerationLogUpload(bucket, rank, logs, 0):
+        pass
+    DriverBucket(head, lambda _message: None, lambda _seconds: None).refresh()
+    assert last_logged_step(head, generation, 0) == 1
 
 
 def test_driver_waits_for_a_bucket_that_cannot_be_reached(

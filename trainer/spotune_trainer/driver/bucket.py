@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from spotune_trainer.bucket.checkpoints import refresh
 from spotune_trainer.bucket.client import Bucket, BucketError, open_bucket
-from spotune_trainer.bucket.folders import push_folder
+from spotune_trainer.bucket.folders import pull_generation_logs, push_folder
 from spotune_trainer.bucket.link import link_of
 from spotune_trainer.bucket.writer import push_file
 from spotune_trainer.data.manifests import MANIFEST
@@ -49,10 +49,13 @@ class DriverBucket:
                 self._sleep(_RETRY_SECONDS)
 
     def refresh(self) -> None:
-        """Learn which generations and checkpoints there are, before a checkpoint is chosen."""
+        """Learn of all generations, what they logged and committed, before a checkpoint is chosen.
+
+        Ranks of an earlier driver may have trained on after the start of this one.
+        """
         if self._link is not None:
             bucket = open_bucket(self._link.url)
-            self.when_reachable(lambda: refresh(bucket, self._directory))
+            self.when_reachable(lambda: _refresh(bucket, self._directory))
 
     def upload_data(self) -> None:
         """Upload shards that were made from raw data. After the first commit no run makes them again."""
@@ -66,6 +69,11 @@ class DriverBucket:
         if link is not None:
             bucket = open_bucket(link.url)
             self.when_reachable(lambda: push_file(bucket, self._directory, link, self._directory.plan))
+
+
+def _refresh(bucket: Bucket, directory: JobDirectory) -> None:
+    refresh(bucket, directory)
+    pull_generation_logs(bucket, directory)
 
 
 def _push_data(bucket: Bucket, directory: JobDirectory) -> None:
