@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,11 +69,11 @@ def test_streams_survive_the_loss_of_their_replica(service: LiveService, client:
     name = str(service.ready["model"])
     undisturbed = undisturbed_streams(client, name)
 
-    def lose_a_replica() -> None:
-        service.wait_for_replicas(2)
-        service.kill_replica()
+    def choose_a_replica() -> Callable[[], None]:
+        service.wait_for_states(RUNNING=2)
+        return partial(os.kill, service.replicas()[0], signal.SIGKILL)
 
-    assert_streams_survive(client, name, undisturbed, lose_a_replica)
+    assert_streams_survive(client, name, undisturbed, choose_a_replica)
 
 
 def test_stats_count_a_replica_as_running_once_it_has_loaded_its_model(service: LiveService) -> None:

@@ -60,13 +60,22 @@ def streams_during(client: OpenAI, model: str, fault: Callable[[], None]) -> lis
         return [running.result() for running in streams]
 
 
-def assert_streams_survive(client: OpenAI, model: str, undisturbed: list[str], kill: Callable[[], None]) -> None:
+def assert_streams_survive(
+    client: OpenAI, model: str, undisturbed: list[str], choose: Callable[[], Callable[[], None]]
+) -> None:
     """Kill a replica in the middle of all streams: every text equals the undisturbed one.
 
     On a busy machine all streams may have ended just before the kill. So it is repeated until a stream had to continue
     at another replica.
+
+    Args:
+        client: without retries.
+        model: model id.
+        undisturbed: the texts that all streams must have.
+        choose: waits until all replicas run, before the streams begin, and returns what kills one of them at once.
     """
     for _ in range(_MAX_KILLS):
+        kill = choose()
         resumed = resumptions(client)
         assert streams_during(client, model, kill) == undisturbed
         if resumptions(client) > resumed:

@@ -162,6 +162,7 @@ def test_the_model_in_training_is_scored_as_it_is_exported(
     assert last["scores"] == pytest.approx(exported["scores"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_task_that_fails_during_training_does_not_end_it(tmp_path: Path, runs: Runs) -> None:
     folder = write_tasks(tmp_path / "tasks")
     (folder / "rows.jsonl").unlink()

@@ -171,7 +171,15 @@ def killed_run(runs: Runs, worker: type[Worker], layout: Layout = TWO) -> JobDir
     return directory
 
 
-@pytest.mark.parametrize("worker", [KilledBeforeEvaluation, KilledBeforeCommit, KilledBetween, KilledBeforeExport])
+@pytest.mark.parametrize(
+    "worker",
+    [
+        pytest.param(KilledBeforeEvaluation, marks=pytest.mark.long),
+        KilledBeforeCommit,
+        pytest.param(KilledBetween, marks=pytest.mark.long),
+        KilledBeforeExport,
+    ],
+)
 def test_killed_run_stops_at_the_same_step_with_the_same_bits(
     runs: Runs, undisturbed: Finished, worker: type[Worker]
 ) -> None:
@@ -188,9 +196,9 @@ def test_killed_run_stops_at_the_same_step_with_the_same_bits(
 @pytest.mark.parametrize(
     ("worker", "after"),
     [
-        (KilledBeforeEvaluation, Layout(3, 2)),
+        pytest.param(KilledBeforeEvaluation, Layout(3, 2), marks=pytest.mark.long),
         (KilledBetween, Layout(1, 0)),
-        (KilledBeforeExport, Layout(3, 3)),
+        pytest.param(KilledBeforeExport, Layout(3, 3), marks=pytest.mark.long),
     ],
 )
 def test_run_resumed_at_another_world_size_stops_at_the_same_step(
@@ -243,7 +251,7 @@ def test_longer_run_continues_for_at_least_its_patience(runs: Runs) -> None:
     assert equals_checkpoint(directory.export, directory, BEST)
 
 
-@pytest.mark.parametrize("damage", ["changed", "lost"])
+@pytest.mark.parametrize("damage", [pytest.param("changed", marks=pytest.mark.long), "lost"])
 def test_lost_best_checkpoint_is_reported_and_the_next_best_exported(runs: Runs, damage: str) -> None:
     directory = killed_run(runs, KilledBeforeExport)
     path = committed(directory, BEST).path / "rank-00000.safetensors"

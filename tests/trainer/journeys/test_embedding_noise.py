@@ -32,7 +32,7 @@ LORA = {"lora": {"r": 4, "alpha": 12, "dropout": 0.1}}
     ("task", "layout", "sections"),
     [
         ("seq2seq", Layout(2, 2), {}),
-        ("causal", Layout(2, 3), {"execution": {"gradientCheckpointing": True}}),
+        pytest.param("causal", Layout(2, 3), {"execution": {"gradientCheckpointing": True}}, marks=pytest.mark.long),
         ("causal", Layout(2, 1), {"adapter": LORA}),
         pytest.param("causal", Layout(1, 1), {"execution": {"compile": True}}, marks=pytest.mark.long),
     ],
@@ -51,7 +51,10 @@ def test_an_interrupted_run_ends_with_the_same_bits(
 
 @pytest.mark.parametrize(
     ("task", "layouts"),
-    [("seq2seq", [Layout(2, 0), Layout(2, 3)]), ("causal", [Layout(2, 1), Layout(3, 2)])],
+    [
+        pytest.param("seq2seq", [Layout(2, 0), Layout(2, 3)], marks=pytest.mark.long),
+        ("causal", [Layout(2, 1), Layout(3, 2)]),
+    ],
     ids=["seq2seq", "causal"],
 )
 def test_noise_is_the_same_at_every_layout(runs: Runs, task: str, layouts: list[Layout]) -> None:

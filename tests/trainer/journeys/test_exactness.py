@@ -42,10 +42,16 @@ pytestmark = pytest.mark.slow
 ALONE = Layout(1, 0)
 FP32 = 1e-6
 LAYOUTS = [
-    *(Layout(2, 0), Layout(3, 0), Layout(5, 0)),
-    *(Layout(1, 1), Layout(2, 1), Layout(3, 1)),
-    *(Layout(2, 2), Layout(5, 2)),
-    *(Layout(1, 3), Layout(2, 3), Layout(3, 3)),
+    *(Layout(2, 0), Layout(3, 1), Layout(5, 2), Layout(3, 3)),
+    *(
+        pytest.param(layout, marks=pytest.mark.long)
+        for layout in (
+            *(Layout(3, 0), Layout(5, 0)),
+            *(Layout(1, 1), Layout(2, 1)),
+            Layout(2, 2),
+            *(Layout(1, 3), Layout(2, 3)),
+        )
+    ),
 ]
 
 

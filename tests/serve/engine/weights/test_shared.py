@@ -70,7 +70,9 @@ def first_weight(model: PreTrainedModel) -> torch.Tensor:
     return next(model.parameters())
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "t5"])
+@pytest.mark.parametrize(
+    "family", ["llama", *(pytest.param(family, marks=pytest.mark.long) for family in ("gpt2", "t5"))]
+)
 def test_shared_weights_answer_as_own_ones(family: str, sockets: Path, tmp_path: Path) -> None:
     toy_model(family).save_pretrained(tmp_path)
     model, shared = start(tmp_path, sockets)
@@ -163,6 +165,7 @@ def test_sequences_and_health_check_fail_when_the_holder_dies(folder: Path, sock
     asyncio.run(run())
 
 
+@pytest.mark.long
 def test_next_replica_starts_a_new_holder_after_a_death(folder: Path, sockets: Path) -> None:
     _, lost = start(folder, sockets)
     kill(lost.holder)

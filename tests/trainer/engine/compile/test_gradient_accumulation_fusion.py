@@ -156,7 +156,7 @@ def engine_additions(_rank: int, _world_size: int, stage: int, whole_gradients: 
     return counts
 
 
-@pytest.mark.parametrize("divided", [True, False], ids=["divided", "small"])
+@pytest.mark.parametrize("divided", [pytest.param(True, marks=pytest.mark.long), False], ids=["divided", "small"])
 @pytest.mark.parametrize(
     ("world_size", "stage", "whole_gradients", "passes"),
     [(2, 0, False, 2), (1, 1, False, 2), (2, 1, False, 2), (2, 2, False, 0), (2, 3, False, 0), (2, 3, True, 2)],

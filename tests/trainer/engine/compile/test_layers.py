@@ -131,7 +131,8 @@ def test_a_compiled_run_matches_an_eager_one_and_resumes_exactly(runs: Runs, sta
     assert any((whole.root / "compiled").iterdir())
 
 
-@pytest.mark.parametrize("stage", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("stage", [1, 3])
 def test_gradient_checkpointing_does_not_change_the_results(runs: Runs, stage: int) -> None:
     """With dropout: the recomputed forward pass must draw the same random numbers."""
     layout, found = Layout(world_size=1, zero_stage=stage), []

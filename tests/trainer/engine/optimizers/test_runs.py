@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 SCHEDULE_FREE = {"optimizer": "schedule_free_adamw", "scheduler": "constant_with_warmup"}
 LONG = pytest.mark.long
 CASES = [
-    pytest.param(SCHEDULE_FREE, Layout(2, 3), "bfloat16", id="schedule_free_adamw, stage 3"),
+    pytest.param(SCHEDULE_FREE, Layout(2, 3), "bfloat16", id="schedule_free_adamw, stage 3", marks=LONG),
     pytest.param(SCHEDULE_FREE, Layout(2, 0), "float32", id="schedule_free_adamw, stage 0", marks=LONG),
     pytest.param({"optimizer": "muon", "emaDecay": 0.9}, Layout(2, 2), "bfloat16", id="muon with EMA, stage 2"),
     pytest.param({"optimizer": "adafactor"}, Layout(2, 1), "float32", id="adafactor, stage 1", marks=LONG),
