@@ -13,11 +13,12 @@ from tests.cluster import bucket_jobs
 from tests.cluster.bucket_jobs import BucketJob, BucketWorkplace
 from tests.cluster.faults import pods
 from tests.cluster.faults.harness import FaultHarness
-from tests.cluster.finetune_jobs import ENDLESS, STEPS, RunArtifacts, Workplace
+from tests.cluster.finetune_jobs import ENDLESS, RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1200)]
 
+_FEW_STEPS = 50
 _SPOTUNE = str(Path(sys.executable).with_name("spotune"))
 
 
@@ -42,18 +43,17 @@ def test_job_in_a_bucket_is_trained_without_a_volume_and_the_bucket_is_kept(
     tmp_path: Path,
 ) -> None:
     operator.wait_until_ready()
-    with buckets.running(buckets.manifest("in-a-bucket", training={"maxSteps": STEPS})) as job:
+    with buckets.running(buckets.manifest("in-a-bucket", training={"maxSteps": _FEW_STEPS})) as job:
         ended = job.wait_until_complete()
         assert ended.status["output"] == f"{job.bucket.url}/export"
         assert ended.condition("StorageReady")["reason"] == "Bucket"
         assert not job.kubectl("get", "pvc", f"spotune-{job.name}", "--ignore-not-found")
         job.kubectl("delete", "ftj", job.name)
-        artifacts, reference = job.artifacts(tmp_path), undisturbed(STEPS)
+        artifacts, reference = job.artifacts(tmp_path), undisturbed(_FEW_STEPS)
         assert artifacts.sha256() == reference.sha256()
         assert artifacts.samples() == reference.samples()
 
 
-@pytest.mark.long
 def test_job_in_a_bucket_survives_the_loss_of_its_head_and_is_reported_when_its_pods_are_gone(
     buckets: BucketWorkplace,
     cluster: ClusterUnderTest,
