@@ -92,7 +92,7 @@ def test_next_head_continues_the_logs_that_it_has_from_the_bucket(scene: Scene) 
     scene.log(0, "from the bucket\nfrom the node\n")
     log = scene.head.generation_logs(1).worker(0)
     log.parent.mkdir(parents=True)
-    log.write_text("from the bu")  # as of the last upload
+    log.write_text("from the ")  # as of the last upload
     scene.relay.pull()
     assert log.read_text() == "from the bucket\nfrom the node\n"
 
