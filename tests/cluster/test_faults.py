@@ -1,4 +1,4 @@
-"""Six faults on one job, one after the other. The model equals that of an undisturbed run.
+"""Five faults on one job, one after the other. The model equals that of an undisturbed run.
 
 `make faults` injects all faults, each into its own job.
 """
@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
 FAULTS = (
     processes.worker_process_killed,
-    pods.head_pod_deleted_in_a_long_step,
     pods.head_pod_deleted_by_force,
     processes.supervisor_killed,
     control_plane.operator_killed_at_random_moments,

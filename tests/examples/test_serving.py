@@ -41,6 +41,8 @@ KEY = "a-key"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TOKENS = 24
 TEXTS = [f"how many singers {number} ?" for number in range(3)]
+QUICK = {"llama3-8b-lora", "t5-large-wikisql"}
+"""One model of each kind. `make test-long` serves the others."""
 SIZES: dict[str, dict[str, int]] = {"t5": {}, "bloom": {}, "llama": {"max_position_embeddings": 256}}
 """Values of the configuration, beside those of every toy model, by family."""
 
@@ -185,7 +187,13 @@ def generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: 
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", [file.stem for file in SERVICE_FILES])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(file.stem, marks=() if file.stem in QUICK else pytest.mark.long, id=file.stem)
+        for file in SERVICE_FILES
+    ],
+)
 def test_an_example_answers_as_its_model_generates(name: str, cluster: Cluster) -> None:
     example = cluster.examples[name]
     spec, tokenizer = example.service.spec, AutoTokenizer.from_pretrained(example.folder)

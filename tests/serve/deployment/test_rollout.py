@@ -120,6 +120,7 @@ def assert_refused(response: httpx.Response, version: str) -> None:
     assert f"version {version}" in response.json()["error"]["message"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_new_version_takes_over_without_a_broken_stream(tmp_path: Path) -> None:
     folders = exports(tmp_path)

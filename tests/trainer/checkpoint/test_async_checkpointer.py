@@ -152,7 +152,8 @@ def test_a_failing_volume_is_retried_and_the_last_commit_stays(
     )
     assert checkpointer.is_busy
     assert choose_checkpoint(directory).checkpoint == whole(directory, FIRST)
-    assert list((directory.checkpoints / str(SECOND)).iterdir()) == [], "a partial file would take up space"
+    folder = directory.checkpoints / str(SECOND)
+    assert wait_until(lambda: list(folder.iterdir()) == [], timeout_seconds=10), "a partial file would take up space"
     is_full.clear()
     result = checkpointer.wait()
     assert result is not None
