@@ -10,7 +10,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,8 +157,7 @@ def _answers(port: int) -> bool:
 @contextmanager
 def _environment(endpoint: str) -> Iterator[None]:
     """Environment variables by which a client finds the server, while it is made."""
-    with ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in {**_ACCESS, "S3_ENDPOINT_URL": endpoint}.items():
             patch.setenv(name, value)
         yield

@@ -15,7 +15,7 @@ from tests.cluster.bucket_jobs import BucketWorkplace, bucket_workplace
 from tests.cluster.faults.bucket_catalogue import BUCKET_CASES, TWO_WRITERS
 from tests.cluster.faults.catalogue import Case
 from tests.cluster.faults.harness import FaultHarness
-from tests.cluster.faults.records import recorded
+from tests.cluster.faults.records import counted, recorded
 from tests.cluster.finetune_jobs import ENDLESS, RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
 from tests.cluster.status_history import ObservedJob
@@ -59,7 +59,7 @@ def test_older_of_two_jobs_in_a_bucket_is_fenced_off(
         reference = undisturbed(ended.status["totalSteps"])
         assert artifacts.samples() == reference.samples(), "a step of the older job is among those of the newer one"
         assert artifacts.sha256() == reference.sha256(), "the weights differ from those of the undisturbed run"
-        record.restarts = {cause: n for cause, n in ended.status["restarts"].items() if n and cause != "total"}
+        record.restarts = counted(ended.status["restarts"])
 
 
 @pytest.mark.parametrize("case", BUCKET_CASES, ids=lambda case: case.slug)
@@ -81,11 +81,7 @@ def test_job_in_a_bucket_survives(
                 job.finish_soon()
             [recovery] = harness.verify_outcome(undisturbed, tmp_path)
             [injected] = harness.injected_faults
-            record.restarts = injected.restarts
-            record.longest_gap_seconds = injected.longest_gap_seconds
-            if recovery is not None:
-                record.detect_seconds = round(recovery.seconds_to_detect, 1)
-                record.new_step_seconds = round(recovery.seconds_to_new_step, 1)
+            record.measure(injected, recovery)
 
 
 def _is_fenced_off(seen: ObservedJob) -> bool:

@@ -1,10 +1,13 @@
 """Results of the faults as JSON lines: written by the suite, read by the report."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.cluster.fault_records import FaultRecord, newest_records, recording
+from tests.cluster.faults.harness import InjectedFault
+from tests.cluster.faults.timeline import Recovery
 from tests.provenance import commit
 
 VARIABLE = "SPOTUNE_FAULTS_RECORDS"
@@ -25,6 +28,19 @@ class Record(FaultRecord):
     detect_seconds: float | None = None
     new_step_seconds: float | None = None
     longest_gap_seconds: float | None = None
+
+    def measure(self, injected: InjectedFault, recovery: Recovery | None) -> None:
+        """Record what a fault caused; `recovery` is None if it interrupted nothing."""
+        self.restarts = injected.restarts
+        self.longest_gap_seconds = injected.longest_gap_seconds
+        if recovery is not None:
+            self.detect_seconds = round(recovery.seconds_to_detect, 1)
+            self.new_step_seconds = round(recovery.seconds_to_new_step, 1)
+
+
+def counted(restarts: Mapping[str, int]) -> dict[str, int]:
+    """The restarts of a job's status that happened, by cause."""
+    return {cause: count for cause, count in restarts.items() if count and cause != "total"}
 
 
 def recorded(fault: str) -> AbstractContextManager[Record]:

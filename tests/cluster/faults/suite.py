@@ -9,7 +9,7 @@ from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from tests.cluster.chart import HEALING
 from tests.cluster.faults.catalogue import CASES, Case
 from tests.cluster.faults.harness import FaultHarness
-from tests.cluster.faults.records import recorded
+from tests.cluster.faults.records import counted, recorded
 from tests.cluster.finetune_jobs import RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
 from tests.cluster.rights import granted, refused, used
@@ -35,7 +35,7 @@ def test_job_survives(
             harness = FaultHarness(cluster, fault, operator, job)
             case.inject(harness)
             if not case.trains:
-                record.restarts = _counted(job.history.last.status["restarts"])
+                record.restarts = counted(job.history.last.status["restarts"])
                 harness.assert_status_invariants(job.artifacts(tmp_path))
                 return
             if case.endless:
@@ -43,15 +43,7 @@ def test_job_survives(
             for injected, recovery in zip(
                 harness.injected_faults, harness.verify_outcome(undisturbed, tmp_path), strict=True
             ):
-                record.restarts = injected.restarts
-                record.longest_gap_seconds = injected.longest_gap_seconds
-                if recovery is not None:
-                    record.detect_seconds = round(recovery.seconds_to_detect, 1)
-                    record.new_step_seconds = round(recovery.seconds_to_new_step, 1)
-
-
-def _counted(restarts: dict[str, int]) -> dict[str, int]:
-    return {cause: count for cause, count in restarts.items() if count and cause != "total"}
+                record.measure(injected, recovery)
 
 
 def test_role_is_what_the_operator_has_used(cluster: ClusterUnderTest, operator: Operator) -> None:

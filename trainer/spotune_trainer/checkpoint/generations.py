@@ -62,10 +62,7 @@ class ResumeChoice:
 
 def list_generations(directory: JobDirectory) -> list[Generation]:
     """All generations of the job, oldest first."""
-    if not directory.generations.is_dir():
-        return []
-    numbers = sorted(int(path.name) for path in directory.generations.iterdir() if path.name.isdigit())
-    return [_read(directory.generations / f"{number:07d}") for number in numbers]
+    return [_read(directory.generations / f"{number:07d}") for number in directory.generation_numbers()]
 
 
 def latest_generation(directory: JobDirectory) -> int:

@@ -75,6 +75,12 @@ class JobDirectory:
         """One folder for each start of a worker group."""
         return self.root / "generations"
 
+    def generation_numbers(self) -> list[int]:
+        """Numbers of all generations that have been claimed, in ascending order."""
+        if not self.generations.is_dir():
+            return []
+        return sorted(int(path.name) for path in self.generations.iterdir() if path.name.isdigit())
+
     @property
     def checkpoints(self) -> Path:
         """One folder for each commit."""

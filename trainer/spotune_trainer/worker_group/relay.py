@@ -127,7 +127,7 @@ class Relay:
     def _pull_once(self) -> bool:
         """Ask each node once. Returns whether one of them has more of a log."""
         with self._lock:
-            generation = _newest_generation(self._directory)
+            generation = max(self._directory.generation_numbers(), default=0)
             if generation == 0:
                 return False
             logs = self._directory.generation_logs(generation)
@@ -202,9 +202,3 @@ def _sizes(directory: JobDirectory, logs: GenerationLogs) -> dict[str, int]:
     """Size of each log of a generation here, by its name."""
     paths = [path for path in logs.root.glob("*") if path.name.endswith(_APPENDED)]
     return {str(path.relative_to(directory.root)): path.stat().st_size for path in paths}
-
-
-def _newest_generation(directory: JobDirectory) -> int:
-    if not directory.generations.is_dir():
-        return 0
-    return max((int(path.name) for path in directory.generations.iterdir() if path.name.isdigit()), default=0)
