@@ -171,6 +171,7 @@ test: $(READY) ## All that CI runs: lint, type, every test but the long ones
 	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-kubernetes test-here test-ray
 	@echo "The ten slowest tests:"
 	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p
+	@grep --no-filename '^RERUN ' build/pytest-*.txt | sort --unique | sed 's/^RERUN/Failed at the first try:/' || true
 	@tail --quiet --lines 1 build/pytest-*.txt
 
 .PHONY: coverage
@@ -187,7 +188,8 @@ coverage: $(READY) ## The tests without a Kubernetes, measured: coverage of api 
 
 # The parts of `make test`. The tests on a Kubernetes and on a Ray wait for much of their time, so two parts run at once, those
 # that wait less at a lower priority.
-PYTEST := $(BIN)/pytest
+# A test that fails is tried once more, because the machine may be shared. The last lines name each; mend it as any other bug.
+PYTEST := $(BIN)/pytest --reruns 1 -raR
 .PHONY: cluster-build-here test-kubernetes test-here test-ray
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
 	@$(BIN)/python -m compileall -q api operator serve trainer # pods share this folder, and cannot write what changed since the set-up

@@ -1,5 +1,9 @@
-"""Kills processes of a pod from outside. SIGKILL from inside a container does not reach its PID 1."""
+"""Containers of a pod from outside: their ends, and what they print until then."""
 
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from spotune_testcluster.cluster import Cluster
@@ -8,7 +12,10 @@ from spotune_testcluster.waiting import wait_for
 
 
 def kill_container(machine: Cluster, pod: dict[str, Any], container: str) -> None:
-    """`kill -9` of a container's first process, which ends all of them; the kubelet restarts the container."""
+    """`kill -9` of a container's first process, which ends all of them; the kubelet restarts the container.
+
+    SIGKILL from inside the container does not reach that process.
+    """
     status = container_status(pod, container)
     _, _, identity = status["containerID"].partition("://")
     kill = ("ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", identity)
@@ -31,3 +38,12 @@ def wait_for_restart(kubectl: Kubectl, pod: dict[str, Any], container: str) -> N
         return status["restartCount"] > before and "running" in status["state"]
 
     wait_for(f"restart of {container} in {pod['metadata']['name']}", 120, restarted, every=0.3)
+
+
+@contextmanager
+def follow_log(kubectl: Kubectl, pod: dict[str, Any], container: str, file: Path) -> Iterator[None]:
+    """Write a container's log to a file. After the block, in which the pod ends, the file has all of it."""
+    command = kubectl.command("logs", "--follow", pod["metadata"]["name"], f"--container={container}")
+    with file.open("w") as log, subprocess.Popen(command, stdout=log) as process:
+        yield
+        process.wait(timeout=120)

@@ -7,6 +7,7 @@ those of an undisturbed run bit for bit. A step takes some tens of milliseconds,
 
 import hashlib
 import json
+import shutil
 import subprocess
 import tempfile
 import time
@@ -25,6 +26,7 @@ from spotune_testcluster.waiting import wait_for
 from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
+from tests.cluster import paced
 from tests.cluster.pods import claim, pod, restricted, run_in, wait_until_running
 from tests.cluster.status_history import ObservedJob, StatusHistory
 from tests.trainer.support.runs import write_shards
@@ -46,6 +48,8 @@ SECONDS_TO_TRAIN = 1800.0
 SECONDS_TO_READ = 300.0
 """A restarted node may take minutes until it runs its pods again."""
 INPUTS = "/data/inputs"
+PACED = f"{INPUTS}/paced"
+"""Folder on the volume by which a worker makes its steps at a pace: see `tests.cluster.paced`."""
 _STEPS_TO_THE_END = 20
 _NOT_COPIED = ("checkpoints", "logs/tensorboard")
 
@@ -125,6 +129,9 @@ def workplace(cluster: ClusterUnderTest) -> Iterator[Workplace]:
         inputs = Path(folder)
         save_source(inputs / "source", "seq2seq")
         write_shards(inputs / "shards", "seq2seq")
+        (inputs / "paced").mkdir()
+        for file in paced.FILES:
+            shutil.copy(file, inputs / "paced")
         found = Workplace(cluster, kubectl, inputs)
         found.start_reader(READER, CLAIM, cluster.nodes[0])
         copy_to_pod(kubectl, READER, inputs, INPUTS)
@@ -151,8 +158,7 @@ def copy_from_pod(kubectl: Kubectl, name: str, source: str, folder: Path, leave_
 
 
 def _exec(kubectl: Kubectl, name: str) -> list[str]:
-    access = [kubectl.program, f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={kubectl.namespace}"]
-    return [*access, "exec", "--stdin", name, "--"]
+    return kubectl.command("exec", "--stdin", name, "--")
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
+from tests.cluster import paced
+from tests.cluster.containers import follow_log
 from tests.cluster.faults import control_plane, pods, processes
 from tests.cluster.faults.harness import FaultHarness
-from tests.cluster.finetune_jobs import ENDLESS, RunArtifacts, Workplace
+from tests.cluster.finetune_jobs import ENDLESS, PACED, RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
@@ -29,7 +31,8 @@ FAULTS = (
 def harness(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace) -> Iterator[FaultHarness]:
     """The job into which all tests of this module inject faults."""
     cluster.machine_for("kill -9 of a container")
-    with workplace.running(workplace.manifest("disturbed", training={"maxSteps": ENDLESS})) as job:
+    workers = {"podTemplate": paced.pod_template(PACED)}
+    with workplace.running(workplace.manifest("disturbed", training={"maxSteps": ENDLESS}, workers=workers)) as job:
         yield FaultHarness(cluster, Fault(cluster), operator, job)
 
 
@@ -42,5 +45,9 @@ def test_model_samples_and_status_equal_those_of_an_undisturbed_run(
     harness: FaultHarness, undisturbed: Callable[[int], RunArtifacts], tmp_path: Path
 ) -> None:
     assert len(harness.injected_faults) == len(FAULTS), "an earlier fault was not survived"
-    harness.job.finish_soon()
-    harness.verify_outcome(undisturbed, tmp_path)
+    log = tmp_path / "ray-head.log"
+    with follow_log(harness.job.kubectl, harness.job.head(), "ray-head", log):
+        harness.job.finish_soon()
+    assert "will now block" in log.read_text()
+    assert "Draining for up to" not in log.read_text(), "Ray waits 30 s for its dead GCS to drain the head's node"
+    harness.verify_outcome(undisturbed, tmp_path / "artifacts")

@@ -39,11 +39,13 @@ DATA_VOLUME: Final = "data"
 """The volume with the job's directory."""
 _CONFIG: Final = "/etc/spotune"
 _STOP_AFTER_SUPERVISOR: Final = (
-    f"while (exec 3<>/dev/tcp/127.0.0.1/{PROGRESS.number}) 2>/dev/null; do sleep 0.2; done; kill -KILL -1"
+    f"while (exec 3<>/dev/tcp/127.0.0.1/{PROGRESS.number}) 2>/dev/null; do sleep 0.2; done; kill -KILL -1; sleep 10"
 )
 """Runs in Ray's container when the head's pod is deleted. The supervisor gets SIGTERM at once, lets the workers commit
 and leave, and exits. Until then Ray has to run: without it the workers would end, and lose the steps since their last
-commit. Then Ray is killed, because by itself it may take its whole grace period to end."""
+commit. Then Ray is killed, because by itself it may take its whole grace period to end. `ray start` sees that within a
+second and exits; the container must not get its SIGTERM before that, at which `ray start` would ask the dead GCS for
+30 s to drain the node."""
 _OWN_COMMAND: Final = "ray.io/overwrite-container-cmd"
 """Annotation by which KubeRay leaves the command of a Ray container alone (KubeRay 1.3 and newer)."""
 _WORKER_COMMAND: Final = ("python", "-m", "spotune_trainer.worker_group.worker_node")

@@ -94,8 +94,8 @@ def _rank(
 
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "DS_ACCELERATOR": "cpu"}
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     try:
+        distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
         value = function(rank, world_size, *arguments)
     except BaseException:
         results.put((rank, None, traceback.format_exc()))

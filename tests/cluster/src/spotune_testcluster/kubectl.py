@@ -36,14 +36,23 @@ class Kubectl:
         Raises:
             KubectlError: kubectl failed.
         """
-        command = [self.program, f"--kubeconfig={self.kubeconfig}", *self._scope(), *arguments]
         environment = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         done = subprocess.run(
-            command, input=stdin, capture_output=True, text=True, timeout=timeout, check=False, env=environment
+            self.command(*arguments),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env=environment,
         )
         if done.returncode != 0:
             raise KubectlError(f"kubectl {' '.join(arguments)}: {done.stderr.strip()}")
         return done.stdout
+
+    def command(self, *arguments: str) -> list[str]:
+        """The command line of kubectl with `arguments`."""
+        return [self.program, f"--kubeconfig={self.kubeconfig}", *self._scope(), *arguments]
 
     def get(self, *arguments: str) -> Any:
         """Run `kubectl get ARGUMENTS`; returns an object, or a list of objects if the command lists."""
