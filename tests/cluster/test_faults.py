@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,8 +32,12 @@ FAULTS = (
 def harness(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace) -> Iterator[FaultHarness]:
     """The job into which all tests of this module inject faults."""
     cluster.machine_for("kill -9 of a container")
-    workers = {"podTemplate": paced.pod_template(PACED)}
-    with workplace.running(workplace.manifest("disturbed", training={"maxSteps": ENDLESS}, workers=workers)) as job:
+    sections: dict[str, dict[str, Any]] = {
+        "training": {"maxSteps": ENDLESS},
+        "checkpoint": {"every": 8},
+        "workers": {"podTemplate": paced.pod_template(PACED)},
+    }
+    with workplace.running(workplace.manifest("disturbed", **sections)) as job:
         yield FaultHarness(cluster, Fault(cluster), operator, job)
 
 

@@ -22,7 +22,7 @@ from tests.cluster.operator_install import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(2400)]
 
-TRAINING_ROWS = int(os.environ.get("SPOTUNE_TEST_EXAMPLE_ROWS", "6400"))
+TRAINING_ROWS = int(os.environ.get("SPOTUNE_TEST_EXAMPLE_ROWS", "3200"))
 """Training rows of the text-to-SQL example. All 80000 take some minutes and reach the accuracy of `make demo`."""
 ALL_ROWS = 80_000
 STEPS = TRAINING_ROWS // 64

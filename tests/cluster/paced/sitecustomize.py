@@ -5,7 +5,7 @@ from typing import Any
 
 from after_import import after_import  # type: ignore[import-not-found]  # found by its folder there
 
-_STEP_SECONDS = 0.15
+_STEP_SECONDS = 0.4
 
 
 def _pause_in_each_step(loop: Any) -> None:

@@ -27,12 +27,11 @@ from spotune.errors import SupersededError
 from spotune_trainer.bucket.appended import AppendedFile, logs_in, pull_log
 from spotune_trainer.bucket.client import Bucket
 from spotune_trainer.bucket.link import WRITERS, Link, link_of, writer_folder
-from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.layout import LOG_SUFFIXES, JobDirectory
 
 _CLAIM: Final = "claim.json"
 _COMPLETE: Final = "complete.json"
 _STATUS: Final = "status.json"
-_APPENDED: Final = (".jsonl", ".log")
 
 
 def newest_writer(bucket: Bucket, after: int = 0) -> int:
@@ -134,7 +133,7 @@ class StateUpload:
             )
 
     def _push(self, path: Path) -> None:
-        if path.name.endswith(_APPENDED) or path.is_relative_to(self._directory.tensorboard):
+        if path.name.endswith(LOG_SUFFIXES) or path.is_relative_to(self._directory.tensorboard):
             log = self._logs.get(path)
             if log is None:
                 log = self._logs[path] = AppendedFile(self._bucket, self._name(path), path)

@@ -67,7 +67,7 @@ def list_generations(directory: JobDirectory) -> list[Generation]:
 
 def latest_generation(directory: JobDirectory) -> int:
     """Number of the newest generation; 0 before the first."""
-    return max((generation.number for generation in list_generations(directory)), default=0)
+    return max(directory.generation_numbers(), default=0)
 
 
 def is_superseded(directory: JobDirectory, generation: int) -> bool:

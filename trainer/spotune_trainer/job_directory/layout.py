@@ -17,6 +17,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
+
+LOG_SUFFIXES: Final = (".jsonl", ".log")
+"""Names of files that only grow end with one of these."""
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,13 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from spotune_trainer import files
-from spotune_trainer.job_directory.layout import GenerationLogs, JobDirectory
+from spotune_trainer.job_directory.layout import LOG_SUFFIXES, GenerationLogs, JobDirectory
 
 logger = logging.getLogger("spotune.driver")
 
 _INTERVAL_SECONDS: Final = 0.5
 _PART_BYTES: Final = 1 << 20
 """How much of a log one answer has at most."""
-_APPENDED: Final = (".jsonl", ".log")
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def exchange(
     for path in _files_of(directory, logs):
         name = str(path.relative_to(directory.root))
         with suppress(FileNotFoundError):  # replaced or deleted meanwhile
-            new = _appended(path, name, known) if path.name.endswith(_APPENDED) else _replaced(path, name, known)
+            new = _appended(path, name, known) if path.name.endswith(LOG_SUFFIXES) else _replaced(path, name, known)
             found += [new] if new is not None else []
     return tuple(found)
 
@@ -200,5 +199,5 @@ def _read(path: Path) -> bytes | None:
 
 def _sizes(directory: JobDirectory, logs: GenerationLogs) -> dict[str, int]:
     """Size of each log of a generation here, by its name."""
-    paths = [path for path in logs.root.glob("*") if path.name.endswith(_APPENDED)]
+    paths = [path for path in logs.root.glob("*") if path.name.endswith(LOG_SUFFIXES)]
     return {str(path.relative_to(directory.root)): path.stat().st_size for path in paths}

@@ -89,7 +89,7 @@ def checks_of(job: FinetuneJob, directory: JobDirectory, bucket: str = "") -> di
     if bucket:
         storage = {BUCKET: Check(lambda: check_bucket(open_bucket(bucket)))}
         space: dict[str, Check] = {}  # only the disks of the workers matter
-        upload: Callable[[int], float] | None = partial(measure_upload, open_bucket(bucket))
+        upload: Callable[[int], float] | None = partial(_measure_upload_to, bucket)
     else:
         storage = {"storage-semantics": Check(lambda: check_file_system(directory.root))}
         space = {"storage-space": Check(lambda: check_space(need(), directory.root), needs=("model",))}
@@ -106,6 +106,11 @@ def checks_of(job: FinetuneJob, directory: JobDirectory, bucket: str = "") -> di
             needs=(*storage, "model"),
         ),
     }
+
+
+def _measure_upload_to(url: str, num_bytes: int) -> float:
+    """Bytes a second to a bucket that is opened by the check, so that its errors are those of the check."""
+    return measure_upload(open_bucket(url), num_bytes)
 
 
 def refuse_insufficient_space(directory: JobDirectory, job: FinetuneJob) -> None:
