@@ -77,13 +77,13 @@ def labels_bench(tmp_path_factory: pytest.TempPathFactory) -> ControlBench:
     ("data", "world_size"),
     [
         ("bench", 2),
-        ("mixture_bench", 3),
-        ("preference_bench", 2),
         *(
             pytest.param(data, world_size, marks=pytest.mark.long)
             for data, world_size in (
                 ("bench", 3),
                 ("mixture_bench", 2),
+                ("mixture_bench", 3),
+                ("preference_bench", 2),
                 ("preference_bench", 3),
                 ("labels_bench", 2),
                 ("labels_bench", 3),

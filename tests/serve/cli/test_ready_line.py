@@ -44,6 +44,7 @@ def answer_of(command: str) -> str:
     return str(prediction["answer"])
 
 
+@pytest.mark.long
 def test_the_printed_curl_and_one_that_names_an_adapter_answer(tmp_path: Path) -> None:
     model = export_tiny_model(tmp_path / "model", "causal", PROMPT)
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"

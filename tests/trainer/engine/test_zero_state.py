@@ -16,7 +16,7 @@ from tests.trainer.support.layouts import Layout
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STAGES = {"float32": (0, 1, 2, 3), "bfloat16": (1, 2, 3)}  # stage 0 in bfloat16 is run as stage 1
-MATRICES = [("float32", 2), ("bfloat16", 4), pytest.param(("float32", 4), marks=pytest.mark.long)]
+MATRICES = [("float32", 2), *(pytest.param((dtype, 4), marks=pytest.mark.long) for dtype in ("bfloat16", "float32"))]
 """Data type, and the largest world size."""
 
 

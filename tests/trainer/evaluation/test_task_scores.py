@@ -90,7 +90,8 @@ def _state_of_this_process() -> Any:
     return *generators, Path.cwd(), list(logging.getLogger().handlers), logging.getLogger().level
 
 
-@pytest.mark.parametrize("kind", ["causal", pytest.param("seq2seq", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["causal", "seq2seq"])
 def test_scores_are_those_of_the_harness_for_the_same_weights_at_any_world_size(
     kind: str, tmp_path: Path, tasks: Path
 ) -> None:

@@ -193,13 +193,10 @@ def test_killed_run_stops_at_the_same_step_with_the_same_bits(
     assert kept(directory) == [BEST, STOPPED]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("worker", "after"),
-    [
-        pytest.param(KilledBeforeEvaluation, Layout(3, 2), marks=pytest.mark.long),
-        (KilledBetween, Layout(1, 0)),
-        pytest.param(KilledBeforeExport, Layout(3, 3), marks=pytest.mark.long),
-    ],
+    [(KilledBeforeEvaluation, Layout(3, 2)), (KilledBetween, Layout(1, 0)), (KilledBeforeExport, Layout(3, 3))],
 )
 def test_run_resumed_at_another_world_size_stops_at_the_same_step(
     runs: Runs, undisturbed: Finished, worker: type[Worker], after: Layout
@@ -230,6 +227,7 @@ def test_stop_notice_at_an_evaluation_loses_no_evaluation(runs: Runs) -> None:
     assert resumed.summary["steps"] == STOPPED
 
 
+@pytest.mark.long
 def test_same_job_again_does_not_train_further(runs: Runs) -> None:
     directory = killed_run(runs, KilledBeforeExport)
     steps = surviving_steps(directory)

@@ -74,7 +74,7 @@ def _stop_before(kind: type, method: str, call: int) -> None:
     [
         pytest.param("set-up", "new_group", marks=pytest.mark.long),
         pytest.param("restore", "_agree_on", marks=pytest.mark.long),
-        ("first step", "_all_reduce"),
+        pytest.param("first step", "_all_reduce", marks=pytest.mark.long),
         pytest.param("later step", "_all_reduce", marks=pytest.mark.long),
         ("last commit", "finish_commit"),
         pytest.param("end", "_peak_memory_bytes", marks=pytest.mark.long),

@@ -116,7 +116,7 @@ LONG = pytest.mark.long
     [
         pytest.param(write_rows, save_llama, "sft", {"prompt", "completion"}, id="sft"),
         pytest.param(write_pairs, save_pretrained_llama, "dpo", {"chosen", "rejected"}, id="dpo", marks=LONG),
-        pytest.param(write_texts, save_bert, "classification", {"text", "label"}, id="classification"),
+        pytest.param(write_texts, save_bert, "classification", {"text", "label"}, id="classification", marks=LONG),
         pytest.param(write_words, save_bert, "tokenClassification", {"text", "label"}, id="words", marks=LONG),
         pytest.param(write_judged, save_pretrained_llama, "kto", {"completion", "label"}, id="kto", marks=LONG),
         pytest.param(write_related, save_llama, "embedding", {"query", "positive"}, id="embedding", marks=LONG),

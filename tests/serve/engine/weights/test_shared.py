@@ -91,6 +91,7 @@ def test_two_replicas_use_the_same_memory(folder: Path, sockets: Path) -> None:
     kill(first.holder)
 
 
+@pytest.mark.long
 def test_replicas_that_start_at_once_start_one_holder(folder: Path, sockets: Path) -> None:
     models: list[torch.nn.Module] = [load_model(folder) for _ in range(4)]
     with ThreadPoolExecutor(4) as threads:
@@ -132,6 +133,7 @@ def test_holder_outlives_the_replica_that_started_it(folder: Path, sockets: Path
     kill(holder)
 
 
+@pytest.mark.long
 def test_holder_ends_when_the_last_replica_has_left(folder: Path, sockets: Path) -> None:
     (_, first), (_, second) = start(folder, sockets, linger_seconds=0.2), start(folder, sockets)
     first.close()

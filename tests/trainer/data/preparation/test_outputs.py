@@ -299,8 +299,9 @@ def can_mount() -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(not can_mount(), reason="needs the right to mount a small disk")
-@pytest.mark.parametrize("processes", ["1", pytest.param("2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("processes", ["1", "2"])
 def test_rows_and_shards_that_are_larger_than_the_disk_are_prepared(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path, bucket: Bucket, prefix: str, processes: str
 ) -> None:

@@ -119,6 +119,7 @@ prepare([source], Path(folder), options, AutoTokenizer.from_pretrained(tokenizer
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_processes_make_the_same_shards(tokenizer: PreTrainedTokenizerBase, tmp_path: Path, upload: Upload) -> None:
     source = upload(write(tmp_path / "raw", "jsonl"))
     one = prepare([source], tmp_path / "one", OPTIONS, tokenizer)

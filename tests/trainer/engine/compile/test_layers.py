@@ -57,6 +57,7 @@ def start(kept: Path, scratch: Path) -> dict[str, int]:
     return counts
 
 
+@pytest.mark.long
 @ignores_non_leaf_gradients
 def test_compiled_code_is_loaded_into_an_empty_cache(tmp_path: Path) -> None:
     """The test below does the same with two processes."""

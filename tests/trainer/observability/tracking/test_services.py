@@ -121,6 +121,7 @@ def _responds(client: MlflowClient) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_mlflow_has_one_run_without_gaps_or_repeated_points(
     directory: JobDirectory, mlflow_url: str, monkeypatch: pytest.MonkeyPatch
