@@ -15,6 +15,8 @@ EXAMPLE := examples/text-to-sql
 CORPUS := $(EXAMPLE)/data
 JOB := $(EXAMPLE)/finetunejob.yaml
 RUN := runs/text-to-sql
+FAULTS := benchmarks/results/faults.jsonl
+BUCKET_FAULTS := benchmarks/results/bucket_faults.jsonl
 SERVING_FAULTS := benchmarks/results/serving_faults.jsonl
 SEEDS = $(or $(SEED),1-10)
 FAULTS ?= 20
@@ -102,18 +104,16 @@ test-long: emulators ## The tests that `make test` leaves out for their time
 	$(BIN)/pytest -m long
 
 .PHONY: faults
-faults: cluster-build ## Put training jobs through every fault on a real Kubernetes, and write docs/faults.md (an hour or two)
-	@mkdir -p build
-	@rm -f build/faults.jsonl
-	failed=0; SPOTUNE_FAULTS_RECORDS=build/faults.jsonl $(BIN)/pytest tests/cluster/faults/rendered_job.py tests/cluster/faults/elastic.py tests/cluster/faults/suite.py || failed=1; \
-	$(BIN)/python -m tests.cluster.faults.report build/faults.jsonl --output docs/faults.md; exit $$failed
+faults: cluster-build ## Put training jobs through every fault on a real Kubernetes, and write docs/faults.md (an hour or two; goes on when killed, AGAIN=1 runs all)
+	@if [ -n "$(AGAIN)" ]; then rm -f $(FAULTS); fi
+	failed=0; SPOTUNE_FAULTS_RECORDS=$(FAULTS) $(BIN)/pytest tests/cluster/faults/rendered_job.py tests/cluster/faults/elastic.py tests/cluster/faults/suite.py || failed=1; \
+	$(BIN)/python -m tests.cluster.faults.report $(FAULTS) --output docs/faults.md; exit $$failed
 
 .PHONY: bucket-faults
-bucket-faults: cluster-build ## Put training jobs whose only storage is a bucket through faults on a real Kubernetes, and write docs/bucket-faults.md (half an hour)
-	@mkdir -p build
-	@rm -f build/bucket_faults.jsonl
-	failed=0; SPOTUNE_FAULTS_RECORDS=build/bucket_faults.jsonl $(BIN)/pytest tests/cluster/faults/bucket_suite.py || failed=1; \
-	$(BIN)/python -m tests.cluster.faults.report build/bucket_faults.jsonl --bucket --output docs/bucket-faults.md; exit $$failed
+bucket-faults: cluster-build ## Put training jobs whose only storage is a bucket through faults on a real Kubernetes, and write docs/bucket-faults.md (half an hour; goes on when killed, AGAIN=1 runs all)
+	@if [ -n "$(AGAIN)" ]; then rm -f $(BUCKET_FAULTS); fi
+	failed=0; SPOTUNE_FAULTS_RECORDS=$(BUCKET_FAULTS) $(BIN)/pytest tests/cluster/faults/bucket_suite.py || failed=1; \
+	$(BIN)/python -m tests.cluster.faults.report $(BUCKET_FAULTS) --bucket --output docs/bucket-faults.md; exit $$failed
 
 .PHONY: serving-faults
 serving-faults: cluster-build ## Put a service with 220 open streams through every fault on a real Kubernetes, and write docs/serving-faults.md (an hour)

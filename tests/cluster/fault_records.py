@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import pytest
+
 
 @dataclass
 class FaultRecord:
@@ -54,6 +56,23 @@ def recording(record: R, variable: str) -> Iterator[R]:
         if path := os.environ.get(variable):
             with Path(path).open("a") as file:
                 file.write(json.dumps(asdict(record)) + "\n")
+
+
+def skip_if_passed(fault: str, variable: str) -> None:
+    """Skip a test whose fault has passed in an earlier sitting.
+
+    Args:
+        fault: Its name.
+        variable: The environment variable that names the file of the records.
+
+    Raises:
+        pytest.skip.Exception: The fault has passed.
+    """
+    path = Path(os.environ.get(variable, ""))
+    if path.is_file():
+        earlier = [record for line in path.read_text().splitlines() if (record := json.loads(line))["fault"] == fault]
+        if earlier and earlier[-1]["result"] == "passed":
+            pytest.skip(f"passed at commit {earlier[-1]['commit']}; AGAIN=1 runs all faults again")
 
 
 def newest_records(path: Path, kind: type[R]) -> dict[str, R]:

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.cluster.fault_records import FaultRecord, newest_records, recording
+from tests.cluster.fault_records import FaultRecord, newest_records, recording, skip_if_passed
 from tests.cluster.faults.harness import InjectedFault
 from tests.cluster.faults.timeline import Recovery
 from tests.provenance import commit
@@ -44,7 +44,11 @@ def counted(restarts: Mapping[str, int]) -> dict[str, int]:
 
 
 def recorded(fault: str) -> AbstractContextManager[Record]:
-    """Append a record to the file in $SPOTUNE_FAULTS_RECORDS, if set, whether the block passes or raises."""
+    """Append a record to the file in $SPOTUNE_FAULTS_RECORDS, if set, whether the block passes or raises.
+
+    A fault that has passed in an earlier sitting is skipped.
+    """
+    skip_if_passed(fault, VARIABLE)
     return recording(Record(fault, commit=commit()), VARIABLE)
 
 

@@ -1,8 +1,8 @@
 """Writes docs/faults.md and docs/bucket-faults.md: the result of every fault of a catalogue in the last run.
 
 Usage:
-    python -m tests.cluster.faults.report build/faults.jsonl --output docs/faults.md
-    python -m tests.cluster.faults.report build/bucket_faults.jsonl --bucket --output docs/bucket-faults.md
+    python -m tests.cluster.faults.report benchmarks/results/faults.jsonl --output docs/faults.md
+    python -m tests.cluster.faults.report benchmarks/results/bucket_faults.jsonl --bucket --output docs/bucket-faults.md
 """
 
 import argparse

@@ -15,6 +15,8 @@ from tests.cluster.operator_install import Operator
 from tests.cluster.rights import granted, refused, used
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
+_INJECTED: set[str] = set()
+"""Names of the faults of this sitting."""
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.slug)
@@ -28,6 +30,7 @@ def test_job_survives(
     tmp_path: Path,
 ) -> None:
     with recorded(case.name) as record:
+        _INJECTED.add(case.name)
         operator.wait_until_ready()
         if case.prepare is not None:
             case.prepare(workplace)
@@ -48,6 +51,8 @@ def test_job_survives(
 
 def test_role_is_what_the_operator_has_used(cluster: ClusterUnderTest, operator: Operator) -> None:
     """The role with node healing grants exactly the permissions used over all faults."""
+    if missing := {case.name for case in CASES} - _INJECTED:
+        pytest.skip(f"{len(missing)} faults were injected in other sittings")
     operator.wait_until_ready()
     log = cluster.machine_for("the audit log").files.audit_log
     assert granted(*HEALING) == used(log)

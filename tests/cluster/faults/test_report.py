@@ -36,3 +36,13 @@ def test_row_shows_restarts_times_and_result(page: list[str]) -> None:
     assert _row(page, CASES[0].name)[2:] == ["workerLost 1", "1 s", "33 s", "", "passed"]
     assert _row(page, CASES[1].name)[2:] == ["none", "", "", "", "**failed**: AssertionError: the weights / are others"]
     assert _row(page, CASES[2].name)[2:] == ["", "", "", "", "**not run**"]
+
+
+@pytest.mark.usefixtures("page")
+def test_fault_that_passed_is_skipped_in_the_next_sitting() -> None:
+    with pytest.raises(pytest.skip.Exception, match="passed at commit `0123`"), recorded(CASES[0].name):
+        pass
+    with recorded(CASES[1].name) as record:
+        record.restarts = {"workerLost": 1}
+    with pytest.raises(pytest.skip.Exception), recorded(CASES[1].name):
+        pass
