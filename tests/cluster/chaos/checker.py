@@ -196,7 +196,7 @@ def _is_excused(evidence: ChaosEvidence, time: float) -> bool:
 
 
 def _shown_losses(evidence: ChaosEvidence) -> Iterator[str]:
-    """A shown loss is that of the shown step; no loss is shown beside a step after which others were lost."""
+    """A shown loss is that of the shown step; a group that goes back shows none before it has made a step."""
     made = {(each.number, record["step"]): record["loss"] for each in evidence.generations for record in each.steps}
     expected = {record["step"]: record["loss"] for record in evidence.reference}
     reached = _reached(evidence.generations)
@@ -214,11 +214,11 @@ def _shown_losses(evidence: ChaosEvidence) -> Iterator[str]:
 
 
 def _reached(generations: Sequence[Generation]) -> Mapping[int, int]:
-    """The highest step that was made before each generation."""
-    found, highest = {}, 0
+    """The last step that was made before each generation: of the newest group before it that made any."""
+    found, last = {}, 0
     for generation in generations:
-        found[generation.number] = highest
-        highest = max((highest, *(record["step"] for record in generation.steps)))
+        found[generation.number] = last
+        last = max((record["step"] for record in generation.steps), default=last)
     return found
 
 
