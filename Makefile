@@ -15,9 +15,9 @@ EXAMPLE := examples/text-to-sql
 CORPUS := $(EXAMPLE)/data
 JOB := $(EXAMPLE)/finetunejob.yaml
 RUN := runs/text-to-sql
-FAULTS := benchmarks/results/faults.jsonl
-BUCKET_FAULTS := benchmarks/results/bucket_faults.jsonl
-SERVING_FAULTS := benchmarks/results/serving_faults.jsonl
+FAULT_RECORDS := benchmarks/results/faults.jsonl
+BUCKET_FAULT_RECORDS := benchmarks/results/bucket_faults.jsonl
+SERVING_FAULT_RECORDS := benchmarks/results/serving_faults.jsonl
 SEEDS = $(or $(SEED),1-10)
 FAULTS ?= 20
 
@@ -105,22 +105,22 @@ test-long: emulators ## The tests that `make test` leaves out for their time
 
 .PHONY: faults
 faults: cluster-build ## Put training jobs through every fault on a real Kubernetes, and write docs/faults.md (an hour or two; goes on when killed, AGAIN=1 runs all)
-	@if [ -n "$(AGAIN)" ]; then rm -f $(FAULTS); fi
-	failed=0; SPOTUNE_FAULTS_RECORDS=$(FAULTS) $(BIN)/pytest tests/cluster/faults/rendered_job.py tests/cluster/faults/elastic.py tests/cluster/faults/suite.py || failed=1; \
-	$(BIN)/python -m tests.cluster.faults.report $(FAULTS) --output docs/faults.md; exit $$failed
+	@if [ -n "$(AGAIN)" ]; then rm -f $(FAULT_RECORDS); fi
+	failed=0; SPOTUNE_FAULTS_RECORDS=$(FAULT_RECORDS) $(BIN)/pytest tests/cluster/faults/rendered_job.py tests/cluster/faults/elastic.py tests/cluster/faults/suite.py || failed=1; \
+	$(BIN)/python -m tests.cluster.faults.report $(FAULT_RECORDS) --output docs/faults.md; exit $$failed
 
 .PHONY: bucket-faults
 bucket-faults: cluster-build ## Put training jobs whose only storage is a bucket through faults on a real Kubernetes, and write docs/bucket-faults.md (half an hour; goes on when killed, AGAIN=1 runs all)
-	@if [ -n "$(AGAIN)" ]; then rm -f $(BUCKET_FAULTS); fi
-	failed=0; SPOTUNE_FAULTS_RECORDS=$(BUCKET_FAULTS) $(BIN)/pytest tests/cluster/faults/bucket_suite.py || failed=1; \
-	$(BIN)/python -m tests.cluster.faults.report $(BUCKET_FAULTS) --bucket --output docs/bucket-faults.md; exit $$failed
+	@if [ -n "$(AGAIN)" ]; then rm -f $(BUCKET_FAULT_RECORDS); fi
+	failed=0; SPOTUNE_FAULTS_RECORDS=$(BUCKET_FAULT_RECORDS) $(BIN)/pytest tests/cluster/faults/bucket_suite.py || failed=1; \
+	$(BIN)/python -m tests.cluster.faults.report $(BUCKET_FAULT_RECORDS) --bucket --output docs/bucket-faults.md; exit $$failed
 
 .PHONY: serving-faults
 serving-faults: cluster-build ## Put a service with 220 open streams through every fault on a real Kubernetes, and write docs/serving-faults.md (an hour)
 	@command -v redis-check-rdb > /dev/null || { echo "Redis is not installed: apt-get install --no-install-recommends redis-tools"; exit 1; }
-	@rm -f $(SERVING_FAULTS)
-	failed=0; SPOTUNE_SERVING_FAULTS_RECORDS=$(SERVING_FAULTS) $(BIN)/pytest tests/cluster/serving_faults/suite.py || failed=1; \
-	$(BIN)/python -m tests.cluster.serving_faults.report $(SERVING_FAULTS) --output docs/serving-faults.md; exit $$failed
+	@rm -f $(SERVING_FAULT_RECORDS)
+	failed=0; SPOTUNE_SERVING_FAULTS_RECORDS=$(SERVING_FAULT_RECORDS) $(BIN)/pytest tests/cluster/serving_faults/suite.py || failed=1; \
+	$(BIN)/python -m tests.cluster.serving_faults.report $(SERVING_FAULT_RECORDS) --output docs/serving-faults.md; exit $$failed
 
 .PHONY: chaos
 chaos: cluster-build ## Many overlapping faults on training jobs on a real Kubernetes, and docs/chaos.md (SEED=3 or SEEDS=1-10, FAULTS=20; 10 minutes a seed, goes on when killed)
