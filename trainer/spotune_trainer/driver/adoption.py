@@ -73,13 +73,14 @@ class Adoption:
                 self._show(generation)
             elif not self._is_shown:
                 message = f"looking for the workers of generation {generation}, which may still train"
-                self._status.update(Phase.WAITING_FOR_WORKERS, message=message)
+                self._status.update(Phase.WAITING_FOR_WORKERS, message=message, adopting=True)
             raise_if_stopped(self._directory)
             sleep(_POLL_SECONDS)
             waited += _POLL_SECONDS
         if self._is_shown:
             self._status.finish_generation()
         self._agents.kill_ranks()
+        self._status.update(adopting=None)
         return None
 
     def result(self, group: FoundGroup) -> GroupResult:

@@ -71,6 +71,7 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "dataLeftOut",
         "resumedFromStep",
         "message",
+        "adopting",
     )
 )
 
@@ -149,7 +150,7 @@ class StatusPublisher:
             self._generation = _GenerationFiles(self._directory.generation_logs(generation))
             self._group_started_at = time.time()
             self._status.update(generation=generation, step=first_step, resumedFromStep=first_step or None)
-            self._status.update(workers={"running": 0, "wanted": workers}, message=None)
+            self._status.update(workers={"running": 0, "wanted": workers}, message=None, adopting=None)
             self._status["stepsLost"] = self._ledger.steps_lost()
             self._status["phase"] = Phase.LOADING.value
 
@@ -169,6 +170,7 @@ class StatusPublisher:
             workers = {"running": 0, "wanted": started["worldSize"]}
             resumed_from = started["step"] or None
             self._status.update(generation=generation, resumedFromStep=resumed_from, workers=workers, message=None)
+            self._status["adopting"] = None
             self._status["phase"] = Phase.LOADING.value
             self._read(self._generation)
             self._publish()
