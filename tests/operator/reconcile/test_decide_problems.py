@@ -71,6 +71,17 @@ def test_gpu_seconds_are_counted_by_capacity() -> None:
     assert scenario.status.gpu_seconds.spot == 150
 
 
+def test_gpu_seconds_of_many_passes_are_those_of_one() -> None:
+    """The status has whole seconds only."""
+    scenario = training_scenario()
+    scenario.decide(after=100)
+    begin = scenario.status.gpu_seconds
+    for _ in range(100):
+        scenario.decide(after=10.7)
+    used = scenario.status.gpu_seconds
+    assert used.spot - begin.spot == pytest.approx(2 * 1070, abs=2)
+
+
 def test_gpu_seconds_are_updated_once_a_poll_interval() -> None:
     scenario = training_scenario()
     scenario.decide(after=100)
