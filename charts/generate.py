@@ -33,7 +33,8 @@ _STEPS = ("cordon", "restart_device_plugin", "drain", "delete_node")
 
 README = """# Chart values
 
-The Helm chart installs the operator and the definitions of FinetuneJobs and ModelServices.
+The Helm chart installs the operator and the CustomResourceDefinitions (CRDs) of FinetuneJobs and
+ModelServices.
 
 ```console
 $ helm install spotune charts/spotune --namespace spotune-system \\
@@ -45,8 +46,8 @@ off spot nodes.
 
 | command | what it does to running jobs |
 |---|---|
-| `helm upgrade`, `helm rollback` | nothing: they replace the operator and the definitions |
-| `helm uninstall` | nothing: definitions, jobs and volumes stay, and training continues |
+| `helm upgrade`, `helm rollback` | nothing: they replace the operator and the CRDs |
+| `helm uninstall` | nothing: CRDs, jobs and volumes stay, and training continues |
 
 This page is generated from `values.yaml` (`make manifests`).
 

@@ -108,8 +108,13 @@ class Operator:
 
     def _api_server_addresses(self) -> list[str]:
         default = self.kubectl.within("default")
-        slices = default.get("endpointslices", "--selector=kubernetes.io/service-name=kubernetes")
-        return [address for found in slices for point in found["endpoints"] for address in point["addresses"]]
+
+        def look() -> list[str]:
+            slices = default.get("endpointslices", "--selector=kubernetes.io/service-name=kubernetes")
+            points = [point for found in slices for point in found["endpoints"] or []]
+            return [address for point in points for address in point["addresses"]]
+
+        return wait_for("the addresses of the API server, which may be starting", 60, look, every=0.5)
 
 
 @contextmanager

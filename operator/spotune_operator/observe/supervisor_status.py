@@ -170,6 +170,7 @@ class ProgressResponse(_LenientModel):
 
     phase: Word | Literal[""] = ""
     message: Text = ""
+    adopting: bool = False
     generation: Count | None = None
     step: Count | None = None
     total_steps: Count | None = None

@@ -9,12 +9,14 @@ makes the job ``Stalled``: GitOps tools show that condition alone (see ``kstatus
 condition                                              status                     reason
 =====================================================  =========================  ===================================
 the job has ended, or its pods stop                    ``False``                  ``NotRunning``
+no head pod runs; workers that trained still run       ``Unknown``                ``NoDriver``
 no head pod runs                                       ``False``                  ``NoHead``
 freshness ``UNREACHABLE``                              ``Unknown``                ``SupervisorUnreachable``
 freshness ``NO_RESPONSE`` or ``REPEATED``              unchanged, or ``False``    unchanged, or ``Starting``
 freshness ``DRIVER_SILENT``, and commits fail          ``Unknown``                ``NotWritten``
 freshness ``DRIVER_SILENT``                            ``False``                  ``Recovering``
 freshness ``RANKS_SILENT``                             ``Unknown``                ``NoSignOfLife``
+the next driver has not found workers that trained     ``Unknown``                ``NoDriver``
 the workers train, evaluate or export                  ``True``                   the trainer's phase
 otherwise                                              ``False``                  the trainer's phase
 =====================================================  =========================  ===================================
@@ -172,12 +174,23 @@ def _training(context: ReconcileContext) -> Iterator[Finding]:
     if context.outcome is not None or context.target is not ClusterTarget.RUN:
         yield Finding("Training", "False", "NotRunning")
     elif head is None or not head.runs:
-        yield Finding("Training", "False", "NoHead", _cluster_ready(context).message)
+        message = _cluster_ready(context).message
+        if _may_train_on(context):
+            yield Finding("Training", "Unknown", "NoDriver", f"{message}; the workers train on meanwhile if they can")
+        else:
+            yield Finding("Training", "False", "NoHead", message)
     elif context.freshness in (Freshness.NO_RESPONSE, Freshness.REPEATED):
         if find(context.previous.conditions, "Training") is None:
             yield Finding("Training", "False", "Starting", "the supervisor has not been polled yet")
     else:
         yield _training_by_progress(context)
+
+
+def _may_train_on(context: ReconcileContext) -> bool:
+    """Whether workers run that trained when their driver was lost: they train on without one."""
+    earlier = find(context.previous.conditions, "Training")
+    trained = earlier is not None and (earlier.status == "True" or earlier.reason == "NoDriver")
+    return trained and any(pod.runs for pod in context.observed.workers)
 
 
 def _training_by_progress(context: ReconcileContext) -> Finding:
@@ -194,6 +207,8 @@ def _training_by_progress(context: ReconcileContext) -> Finding:
             return Finding("Training", "Unknown", "NoSignOfLife", "the workers send no heartbeat; one may be lost")
     if phase in ACTIVE_PHASES:
         return Finding("Training", "True", phase, _ACTIVITIES[phase])
+    if (context.progress.adopting or phase == "Starting") and _may_train_on(context):
+        return Finding("Training", "Unknown", "NoDriver", _idle_message(context))
     return Finding("Training", "False", phase, _idle_message(context))
 
 

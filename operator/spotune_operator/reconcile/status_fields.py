@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final
 
 from spotune.job import BestStatus, FinetuneJobStatus, GpuSecondsStatus, LastCheckpointStatus, RestartsStatus
@@ -109,15 +110,15 @@ def gpu_seconds(context: ReconcileContext) -> GpuSecondsStatus:
     A pod counts from the start of its containers. One that starts and ends between two reconciles is missed.
     """
     previous = context.previous.gpu_seconds
-    counted = unix_time(previous.as_of)
+    counted, now = unix_time(previous.as_of), math.floor(context.now)  # the status has whole seconds
     pods = [pod for pod in context.observed.pods if pod.component == "workers" and pod.gpus and pod.started is not None]
     if not pods or (counted is not None and context.now - counted < context.settings.poll_seconds):
         return previous
     used = {True: previous.on_demand, False: previous.spot}
     for pod in pods:
         start = max(pod.started or 0.0, counted or 0.0)
-        used[_is_on_demand(context, pod)] += pod.gpus * max(0.0, context.now - start)
-    return GpuSecondsStatus(spot=round(used[False], 1), on_demand=round(used[True], 1), as_of=rfc3339(context.now))
+        used[_is_on_demand(context, pod)] += pod.gpus * max(0.0, now - start)
+    return GpuSecondsStatus(spot=round(used[False], 1), on_demand=round(used[True], 1), as_of=rfc3339(now))
 
 
 def _is_on_demand(context: ReconcileContext, pod: Pod) -> bool:

@@ -139,7 +139,10 @@ def _invariants(evidence: ChaosEvidence) -> Iterator[str]:
 
 
 def _phases(evidence: ChaosEvidence) -> Iterator[str]:
-    """Compares the status of every second with the steps; it must not be wrong for longer than a status may be old."""
+    """Compares the status of every second with the steps; it must not be wrong for longer than a status may be old.
+
+    `Training: Unknown` claims nothing: the head is lost, and the workers may train on.
+    """
     own = _own_statuses(evidence)
     yield from _too_long(evidence, own, _claims_steps, "said Training or Ready, but no steps were made")
     yield from _too_long(evidence, own, _denies_steps, "had a phase without steps, but steps were made")
@@ -151,7 +154,8 @@ def _claims_steps(status: ObservedJob, are_made: bool) -> bool:
 
 
 def _denies_steps(status: ObservedJob, are_made: bool) -> bool:
-    return are_made and status.status.get("phase") in _NOT_STEPPING
+    is_known = status.condition("Training").get("status") != "Unknown"
+    return are_made and is_known and status.status.get("phase") in _NOT_STEPPING
 
 
 def _too_long(evidence: ChaosEvidence, own: Sequence[ObservedJob], is_wrong: _IsWrong, what: str) -> Iterator[str]:

@@ -51,15 +51,17 @@ def main() -> int:
     found = records.read(options.records)
     if options.output is not None:
         options.output.write_text(report(found), encoding="utf-8")
-    return int(any(record.findings for record in found))
+    return int(any(record.findings for record in found if record.seed in options.seeds))
 
 
 def _run(schedules: list[ChaosSchedule], path: Path, work: Path) -> None:
     """Run schedules one after the other, on a cluster that is brought up for them and removed afterwards."""
     machine = Cluster(_NAME)
     machine.down()
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
+    work.mkdir(parents=True, exist_ok=True)
+    for schedule in schedules:  # what explains the findings of other seeds stays
+        for folder in (work / f"seed-{schedule.seed}", *work.glob(f"undisturbed-chaos-{schedule.seed}-*")):
+            shutil.rmtree(folder, ignore_errors=True)
     try:
         machine.up(NODES, report=logger.info)
         nodes = [node.name for node in NODES]

@@ -57,6 +57,42 @@ def test_spot_job_waits_forever() -> None:
     assert replicas(scenario.decide(after=100_000)) == {"workers": 2}
 
 
+def test_workers_that_have_lost_their_head_may_train_until_the_next_driver_knows() -> None:
+    scenario = training_scenario()
+    scenario.trains(step=40, ageSeconds=0.3)
+    scenario.decide()
+    scenario.has_pods(head=False, workers=2)
+    scenario.decide()
+    training = scenario.condition("Training")
+    assert (training.status, training.reason) == ("Unknown", "NoDriver")
+    assert "the workers train on" in training.message
+    assert scenario.condition("Ready").status == "Unknown"
+    scenario.has_pods(workers=2)
+    for reported in ({"phase": "Starting"}, {"phase": "WaitingForWorkers", "adopting": True}):
+        scenario.trains(step=40, ageSeconds=0.3, **reported)
+        scenario.decide()
+        training = scenario.condition("Training")
+        assert (training.status, training.reason) == ("Unknown", "NoDriver"), reported
+    scenario.trains(step=60, ageSeconds=0.3)
+    scenario.decide()
+    assert scenario.is_true("Ready")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_that_are_lost_with_their_head_do_not_train(workers: int) -> None:
+    scenario = training_scenario()
+    scenario.trains(step=40, ageSeconds=0.3)
+    scenario.decide()
+    scenario.has_pods(head=False, workers=workers)
+    scenario.decide()
+    scenario.has_pods(workers=2)
+    scenario.trains(step=40, phase="WaitingForWorkers", ageSeconds=0.3)
+    scenario.decide()
+    training = scenario.condition("Training")
+    assert (training.status, training.reason) == ("False", "WaitingForWorkers")
+    assert not scenario.is_true("Ready")
+
+
 def test_gpu_seconds_are_counted_by_capacity() -> None:
     scenario = new_scenario(workers=SPOT_THEN_ON_DEMAND)
     scenario.trains()
@@ -69,6 +105,17 @@ def test_gpu_seconds_are_counted_by_capacity() -> None:
     assert (used.spot, used.on_demand) == (100, 100)
     scenario.decide(after=50)
     assert scenario.status.gpu_seconds.spot == 150
+
+
+def test_gpu_seconds_of_many_passes_are_those_of_one() -> None:
+    """The status has whole seconds only."""
+    scenario = training_scenario()
+    scenario.decide(after=100)
+    begin = scenario.status.gpu_seconds
+    for _ in range(100):
+        scenario.decide(after=10.7)
+    used = scenario.status.gpu_seconds
+    assert used.spot - begin.spot == pytest.approx(2 * 1070, abs=2)
 
 
 def test_gpu_seconds_are_updated_once_a_poll_interval() -> None:

@@ -261,13 +261,16 @@ def test_what_commits_replace_is_deleted_from_the_bucket_and_from_each_machine(
     assert known == ["step-00000015.gen-1", "step-00000020.gen-2"]
 
 
-def test_a_damaged_copy_on_the_disk_is_replaced_by_that_of_the_bucket(machines: Machines) -> None:
+@pytest.mark.parametrize("damage", [lambda whole: whole[:-4] + b"torn", lambda whole: whole[:5], lambda _: b"header"])
+def test_a_damaged_copy_on_the_disk_is_replaced_by_that_of_the_bucket(
+    machines: Machines, damage: Callable[[bytes], bytes]
+) -> None:
     home = machines.new()
     claim(home, None)
     commit(checkpointers([home]), 5)
     (path,) = home.checkpoints.glob("*/*.safetensors")
     whole = path.read_bytes()
-    path.write_bytes(whole[:-4] + b"torn")
+    path.write_bytes(damage(whole))
     checkpoint = choose_checkpoint(home).checkpoint
     restored(checkpoint)
     assert path.read_bytes() == whole
@@ -294,6 +297,20 @@ def test_a_torn_object_is_skipped_and_a_changed_one_is_found_corrupt(machines: M
     assert older is not None
     fetch(older)
     assert torch.equal(read_parameters(older)["layer.bias"], make_state(5)["layer.bias/fp32"])
+
+
+def test_ranks_of_one_machine_commit_beside_leftovers_of_later_steps(machines: Machines) -> None:
+    """The first rank to be done must not take them for newer copies than the file that the other one still writes."""
+    home = machines.new()
+    claim(home, None)
+    for leftover in ("step-00000097.gen-1", "step-00000100.gen-1"):
+        (home.checkpoints / leftover).mkdir(parents=True)
+        (home.checkpoints / leftover / "rank-00000.safetensors").write_bytes(b"unfinished")
+    commit(checkpointers([home, home]), 5)
+    assert len(list((home.checkpoints / "step-00000005.gen-1").glob("*.safetensors"))) == 2
+    _, choice = machines.choice()
+    assert choice.checkpoint is not None
+    assert choice.checkpoint.name == CheckpointName(5, 1)
 
 
 def test_a_manifest_is_readable_without_spotune(machines: Machines, bucket: Bucket) -> None:

@@ -13,7 +13,8 @@ from spotune_trainer.bucket.checkpoints import delete_checkpoints, list_checkpoi
 from spotune_trainer.bucket.client import Bucket
 from spotune_trainer.checkpoint.generations import choose_checkpoint, claim, surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.training.task import WorkerTask
+from spotune_trainer.job_directory.notice import write_notice
+from spotune_trainer.training.task import RankExit, WorkerTask
 from spotune_trainer.training.worker import TrainResult, run_worker
 from tests.trainer.bucket.conftest import linked_directory
 from tests.trainer.support.groups import run_group
@@ -28,6 +29,7 @@ def train_on_own_machine(
     rank: int, world_size: int, task: WorkerTask, homes: Sequence[str], access: Mapping[str, str]
 ) -> TrainResult:
     os.environ |= access
+    os.environ["LOCAL_RANK"] = "0"  # of its machine
     return run_worker(replace(task, directory=homes[rank]), rank, world_size)
 
 
@@ -56,3 +58,22 @@ def test_other_machines_continue_with_the_same_bits(runs: Runs, bucket: Bucket, 
     assert (resumed.export / weights).read_bytes() == (undisturbed.export / weights).read_bytes()
     assert bucket.read(f"export/{weights}") == (undisturbed.export / weights).read_bytes()
     assert bucket.read("logs/gen-2/worker-1.log.parts/000000000000") is not None
+
+
+def test_notice_on_a_machine_without_rank_0_lets_the_group_commit_and_leave(
+    runs: Runs, bucket: Bucket, tmp_path: Path
+) -> None:
+    """Without a driver nobody else learns that the pod of the other ranks ends."""
+    access = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "S3_"))}
+    driver, *homes = (linked_directory(bucket, tmp_path / each) for each in ("driver", "rank0", "rank1"))
+    generation = claim(driver, None)
+    task = make_task(driver, runs.job(), LAYOUT, generation)
+    notice = homes[1].generation_logs(generation.number).notice
+    notice.parent.mkdir(parents=True)
+    write_notice(notice, seconds=None, reason="a worker's pod is about to end", leave=True)
+    results = run_group(2, train_on_own_machine, task, [str(each.root) for each in homes], access, timeout=240)
+    assert [result.exit for result in results] == [RankExit.YIELDED] * 2
+    refresh(bucket, driver)
+    checkpoint = choose_checkpoint(driver).checkpoint
+    assert checkpoint is not None
+    assert 0 < checkpoint.name.step < STEPS

@@ -147,6 +147,33 @@ def test_the_state_of_earlier_writers_is_deleted_and_files_that_are_gone_too(buc
     assert "writers/0000002/result.json" not in found
 
 
+def test_the_fence_is_checked_after_an_error_of_the_local_disk(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spotune_trainer.bucket.state_mirror.PUSH_SECONDS", 0.05)
+    monkeypatch.setattr("spotune_trainer.bucket.state_mirror.LEDGER_SECONDS", 0.05)
+    directory, lines = machine(bucket, tmp_path / "job"), list[str]()
+
+    def fail(_upload: StateUpload) -> None:
+        raise OSError(24, "Too many open files")
+
+    with StateMirror(bucket, directory, lines.append) as mirror:
+        with monkeypatch.context() as patch:
+            patch.setattr(StateUpload, "push", fail)
+            assert wait_until(lambda: mirror.problem is not None, 10)
+        claim_writer(bucket)
+
+        def is_superseded() -> bool:
+            try:
+                mirror.raise_if_superseded()
+            except SupersededError:
+                return True
+            return False
+
+        assert wait_until(is_superseded, 10)
+    assert "Too many open files" in lines[0]
+
+
 def test_a_bucket_that_is_away_is_reported_once_and_nothing_is_lost(
     bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,6 +187,25 @@ def test_a_bucket_that_is_away_is_reported_once_and_nothing_is_lost(
         patch.undo()
     assert lines == ["s3 is away. Training goes on; the upload is tried again", f"{bucket.url} can be reached again"]
     assert content_of(machine(bucket, tmp_path / "other")) == content_of(directory)
+
+
+def test_what_the_driver_wrote_meanwhile_is_not_appended_again(
+    bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, copy = tmp_path / "log", tmp_path / "copy"
+    path.write_bytes(b"one\ntwo\n")
+    AppendedFile(bucket, "steps.jsonl", path).push()
+    copy.write_bytes(b"one\n")
+    read = Bucket.read_from
+
+    def read_slowly(self: Bucket, name: str, start: int) -> bytes:
+        content = read(self, name, start)
+        copy.write_bytes(path.read_bytes())
+        return content
+
+    monkeypatch.setattr(Bucket, "read_from", read_slowly)
+    pull_log(bucket, "steps.jsonl", logs_in(bucket.list(""))["steps.jsonl"], copy)
+    assert copy.read_bytes() == path.read_bytes()
 
 
 def test_an_event_is_in_the_bucket_before_the_next_upload_of_the_status(

@@ -86,6 +86,18 @@ def test_driver_waits_for_nodes_that_have_not_joined_yet_for_a_limited_time(
     assert [task.generation for task in cluster.tasks] == [2]
 
 
+def test_time_that_agents_take_to_reply_counts(runs: Runs, directory: JobDirectory, left: FoundGroup) -> None:
+    cluster = SimulatedCluster([goes_on(10)], slots=1)
+    cluster.left_group = replace(left, found=1)
+
+    def reply_slowly() -> None:
+        cluster.now += 30.0
+
+    cluster.while_sleeping = reply_slowly
+    make_driver(runs, directory, cluster).run()
+    assert ADOPTION_SECONDS <= cluster.started[0] < 2 * ADOPTION_SECONDS
+
+
 def test_group_that_stopped_for_a_request_which_is_withdrawn_is_followed_by_another_one(
     runs: Runs, directory: JobDirectory, left: FoundGroup
 ) -> None:

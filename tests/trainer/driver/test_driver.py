@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from itertools import count
 from typing import Any
 from unittest.mock import patch
 
@@ -13,12 +15,14 @@ from spotune.plan.execution import MinimumPlan, resolve_minimum
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import claim
-from spotune_trainer.checkpoint.layout import MANIFEST
+from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
+from spotune_trainer.driver import driver as driver_module
 from spotune_trainer.driver import planning
 from spotune_trainer.driver.__main__ import run_attempt
 from spotune_trainer.driver.driver import Driver
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
+from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.worker_group.result import CorruptCheckpoint, Failed, Stopped, Superseded, Yielded
 from tests.trainer.support.checkpoints import commit_checkpoint
 from tests.trainer.support.drivers import events, make_driver, status
@@ -84,6 +88,24 @@ def test_next_group_after_a_lost_one_starts_from_the_last_commit(runs: Runs, dir
     found = status(directory)
     assert found["restarts"]["workerLost"] == 1
     assert (found["resumedFromStep"], found["stepsLost"]) == (5, 3)
+
+
+def test_a_commit_that_comes_during_the_plan_is_where_the_next_group_starts(
+    runs: Runs, directory: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that were given up commit once more, and delete what was chosen."""
+    cluster = SimulatedCluster([ScriptedGroup(LOST, last_step=5, commits=[4]), ScriptedGroup(TRAINED, last_step=10)])
+    plan, number_of_plans = planning.plan_run, count(1)
+
+    def plan_slowly(*arguments: Any) -> RunPlan:
+        if next(number_of_plans) == 2:
+            commit_checkpoint(directory, 8, 1)
+            shutil.rmtree(directory.checkpoints / str(CheckpointName(4, 1)))
+        return plan(*arguments)
+
+    monkeypatch.setattr(driver_module, "plan_run", plan_slowly)
+    make_driver(runs, directory, cluster).run()
+    assert [task.restore for task in cluster.tasks] == [None, "step-00000008.gen-1"]
 
 
 def test_failures_without_a_new_step_back_off_up_to_the_maximum(runs: Runs, directory: JobDirectory) -> None:

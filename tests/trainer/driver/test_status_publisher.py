@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -22,7 +23,7 @@ KEYS = {
     *("time", "heartbeat", "phase", "generation", "attempt", "step", "totalSteps", "epoch", "loss", "learningRate"),
     *("gradNorm", "evalLoss", "tokensPerSecond", "samplesPerSecond", "mfu", "etaSeconds", "workers", "lastCheckpoint"),
     *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds", "checkpointProblem"),
-    *("heartbeatSeconds", "dataLeftOut"),
+    *("heartbeatSeconds", "dataLeftOut", "adopting"),
     *("skippedSteps", "evalScores", "evalBySource", "best", "stoppedEarly", "exportProblem", "exportStep"),
     "harnessProblem",
     *("goodput", "goodputParts"),
@@ -123,6 +124,20 @@ def test_a_group_that_goes_back_shows_no_loss_until_its_first_step(
     train(directory, 3, first=5, last=5)
     publisher.refresh()
     assert (status(directory)["step"], status(directory)["loss"]) == (5, 35.0)
+
+
+def test_no_event_is_lost_while_the_volume_is_full(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    publisher = StatusPublisher(directory, Ledger(directory), 1, [])
+    publisher.start_generation(generation=1, first_step=0, workers=2)
+    train(directory, 1, first=1, last=2)
+    for step in (1, 2):
+        files.append_json(directory.generation_logs(1).events, {"time": step, "event": "committed", "step": step})
+    full = pytest.raises(OSError, match="No space left")
+    with monkeypatch.context() as patch, full:
+        patch.setattr(Ledger, "append_record", Mock(side_effect=OSError(28, "No space left on device")))
+        publisher.refresh()
+    publisher.refresh()
+    assert [record["step"] for record in Ledger(directory).records("committed")] == [1, 2]
 
 
 def test_heartbeat_grows_only_with_progress(directory: JobDirectory, publisher: StatusPublisher) -> None:

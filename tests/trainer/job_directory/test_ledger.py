@@ -59,3 +59,16 @@ def test_lost_steps_and_worker_seconds_are_summed_over_generations(ledger: Ledge
     ledger.append("generation-ended", generation=2, worldSize=3, seconds=10.5)
     assert ledger.steps_lost() == 5
     assert ledger.worker_seconds() == pytest.approx(91.5)
+
+
+def test_failures_before_a_change_do_not_count_whatever_the_clocks_say(ledger: Ledger) -> None:
+    """Another head may have a clock of its own."""
+
+    def fail(at: float, message: str) -> None:
+        ledger.append_record({"time": at, "event": "failure", "cause": "appError", "step": 0, "message": message})
+
+    fail(5000.0, "before")
+    ledger.append_record({"time": 4000.0, "event": "job-changed", "fields": ["spec.training"]})
+    assert ledger.failures_since_change() == []
+    fail(3000.0, "after")
+    assert [failure.message for failure in ledger.failures_since_change()] == ["after"]

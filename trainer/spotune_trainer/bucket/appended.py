@@ -80,6 +80,8 @@ def pull_log(bucket: Bucket, name: str, parts: Mapping[int, int], path: Path) ->
     for start, size in sorted(parts.items()):
         if start <= have < start + size:
             content = bucket.read_from(f"{name}{_SUFFIX}/{start:012d}", have - start)
-            with path.open("ab") as stream:
+            path.touch()
+            with path.open("r+b") as stream:  # not to its end: the driver may have written the same bytes meanwhile
+                stream.seek(have)
                 stream.write(content)
             have += len(content)

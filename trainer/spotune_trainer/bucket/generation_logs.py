@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from spotune_trainer.bucket.appended import AppendedFile
-from spotune_trainer.bucket.client import Bucket, BucketError
+from spotune_trainer.bucket.client import Bucket
 from spotune_trainer.job_directory.layout import GenerationLogs, JobDirectory
 
 logger = logging.getLogger("spotune.worker")
@@ -92,7 +92,7 @@ class GenerationLogUpload:
             is_closing = self._closing.wait(PUSH_SECONDS)
             try:
                 self.push()
-            except BucketError as error:
+            except OSError as error:  # of the bucket, or of a local file
                 logger.warning("the logs of this rank are not uploaded yet: %s", error)
                 attempts_left -= is_closing
             else:

@@ -142,7 +142,7 @@ class StateMirror:
         try:
             with self._lock:
                 push()
-        except BucketError as error:
+        except OSError as error:  # of the bucket, or of a local file
             self._report(str(error))
             return False
         return True
@@ -160,7 +160,7 @@ class StateMirror:
             except SupersededError as error:
                 self._superseded = error
                 return
-            except BucketError as error:
+            except OSError as error:
                 self._report(str(error))
 
     def _push_finally(self) -> None:

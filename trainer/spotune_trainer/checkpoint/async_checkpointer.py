@@ -262,7 +262,7 @@ class AsyncCheckpointer:
         self._retry(
             pending, lambda: upload_rank_file(bucket, folder, rank_file(self._rank), rank_ok(self._rank), report)
         )
-        drop_older_copies(self._directory)
+        drop_older_copies(self._directory, pending.name)
 
     def _wait_for_manifest(self, bucket: Bucket, pending: _PendingSave) -> None:
         """Note the commit on this machine, for its agent copies only what is committed to other nodes."""

@@ -130,6 +130,16 @@ def in_lineage(name: CheckpointName, generations: Iterable[Generation]) -> bool:
     return all(later.first_step >= name.step for later in generations if later.number > name.generation)
 
 
+def is_newest(directory: JobDirectory, chosen: Checkpoint | None, corrupt: Iterable[CheckpointName] = ()) -> bool:
+    """Whether `choose_checkpoint` would still choose this one. Ranks that were given up may have committed meanwhile.
+
+    A claim that starts from an older commit than theirs would put theirs out of the lineage, and they may have deleted
+    the older one by then.
+    """
+    newest = choose_checkpoint(directory, corrupt).checkpoint
+    return (newest and newest.name) == (chosen and chosen.name)
+
+
 def choose_checkpoint(directory: JobDirectory, corrupt: Iterable[CheckpointName] = ()) -> ResumeChoice:
     """Choose the newest checkpoint of the lineage that is not torn.
 

@@ -258,9 +258,13 @@ def prune(
     return [path.name for path in deleted]
 
 
-def drop_older_copies(directory: JobDirectory) -> None:
-    """Delete the files of all but the newest checkpoints from this machine. The bucket has those that count."""
-    for folder in list_folders(directory.checkpoints)[:-_COPIES_IN_DIRECTORY]:
+def drop_older_copies(directory: JobDirectory, current: CheckpointName) -> None:
+    """Delete the files of older checkpoints from this machine. The bucket has those that count.
+
+    Files of `current` stay, which other ranks of this machine may still write, and those of the newest other ones.
+    """
+    others = [folder for folder in list_folders(directory.checkpoints) if folder.name != str(current)]
+    for folder in others[: 1 - _COPIES_IN_DIRECTORY]:
         for path in folder.glob("*.safetensors"):
             path.unlink(missing_ok=True)
 

@@ -45,11 +45,14 @@ class Adoption:
         self._status = status
         self._is_shown = False
 
-    def find(self, workers: WorkersSpec, sleep: Callable[[float], None]) -> FoundGroup | None:
+    def find(
+        self, workers: WorkersSpec, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> FoundGroup | None:
         """The group of the newest generation, once all of its ranks are found; None if it has ended or cannot go on.
 
         Args:
             workers: of the job.
+            clock: seconds, monotonic.
             sleep: waits for a number of seconds.
 
         Raises:
@@ -58,14 +61,14 @@ class Adoption:
         generation = self._left_generation()
         if generation is None:
             return None
-        heartbeat, waited = self._heartbeat(generation), 0.0
+        heartbeat, started = self._heartbeat(generation), clock()
         while True:
             slots = self._agents.ensure(workers.gpus > 0)
             group = self._agents.find_group(generation)
             if group is not None and group.is_complete:
                 self._adopt(group)
                 return group
-            reason = _hopeless(group, slots.ready >= max(slots.nodes, workers.world_size), waited)
+            reason = _hopeless(group, slots.ready >= max(slots.nodes, workers.world_size), clock() - started)
             if reason is not None:
                 logger.info("generation %d is not continued: %s", generation, reason)
                 break
@@ -73,13 +76,13 @@ class Adoption:
                 self._show(generation)
             elif not self._is_shown:
                 message = f"looking for the workers of generation {generation}, which may still train"
-                self._status.update(Phase.WAITING_FOR_WORKERS, message=message)
+                self._status.update(Phase.WAITING_FOR_WORKERS, message=message, adopting=True)
             raise_if_stopped(self._directory)
             sleep(_POLL_SECONDS)
-            waited += _POLL_SECONDS
         if self._is_shown:
             self._status.finish_generation()
         self._agents.kill_ranks()
+        self._status.update(adopting=None)
         return None
 
     def result(self, group: FoundGroup) -> GroupResult:

@@ -22,6 +22,7 @@ from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import (
     choose_checkpoint,
     claim,
+    is_newest,
     is_superseded,
     last_logged_step,
     steps_lost_after,
@@ -123,7 +124,7 @@ class Driver:
         with self.status:
             try:
                 adoption = Adoption(self.directory, self.ledger, self.dependencies.agents, self.status)
-                left = adoption.find(self.job.spec.workers, self.dependencies.sleep)
+                left = adoption.find(self.job.spec.workers, self.dependencies.clock, self.dependencies.sleep)
                 record_lost_generations(self.ledger, self.directory, left.task.generation if left else None)
                 # Fail early if a metric or a task cannot be loaded: before data preparation and the wait for workers.
                 evaluation = self.job.spec.training.evaluation
@@ -161,6 +162,10 @@ class Driver:
         if world_size < self._minimum():
             world_size = self._wait_for_workers()
         self.status.record_startup("plan", plan_seconds)
+        self._bucket.upload_plan()
+        self._bucket.refresh()
+        if not is_newest(self.directory, choice.checkpoint, self._skipped_checkpoints):
+            return False
         task = self._claim(choice.checkpoint, plan, world_size, plan_seconds)
         agents = self.dependencies.agents
         return self._finish_group(task, plan, world_size, lambda: agents.run_group(task, world_size))
@@ -246,13 +251,10 @@ class Driver:
         Raises:
             SupersededError: another driver has claimed a generation after the last one of this driver.
         """
-        self._bucket.upload_plan()
         last = self._claimed_generation
         if last is not None and self._bucket.when_reachable(lambda: is_superseded(self.directory, last)):
-            self.ledger.append("superseded", generation=self._claimed_generation)
-            raise SupersededError(
-                f"another driver of this job has started a generation after {self._claimed_generation}"
-            )
+            self.ledger.append("superseded", generation=last)
+            raise SupersededError(f"another driver of this job has started a generation after {last}")
         name = checkpoint.name if checkpoint else None
         step = name.step if name else 0
         lost, lost_seconds = steps_lost_after(self.directory, step), productive_seconds_after(self.directory, step)
@@ -361,7 +363,7 @@ class Driver:
         self._reload_job()
         gpu_hours = self.ledger.worker_seconds() / 3600 if self.job.spec.workers.gpus else 0.0
         decision = decide(
-            self.ledger.failures_since_change(),
+            self.ledger.failures_since_change() or self.ledger.failures()[-1:],  # the job may change meanwhile
             self.job.spec.retry,
             now=time.time(),
             can_use_less_memory=plan.can_use_less_memory and self.job.spec.execution.reproducible == "none",

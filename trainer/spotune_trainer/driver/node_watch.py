@@ -14,6 +14,7 @@ from typing import Any, Self
 
 import ray
 
+from spotune.errors import SpotuneError
 from spotune.job import FinetuneJob, WorkersSpec
 from spotune.resize.growing import Grow
 from spotune.resize.leaving import LeaveDecision
@@ -98,6 +99,8 @@ class NodeWatch:
                 self.check()
             except (OSError, ray.exceptions.RayError, RuntimeError) as error:  # a full volume, a dying head
                 logger.debug("the nodes could not be checked: %s", error)
+            except (SpotuneError, ValueError) as error:  # the job file is not readable
+                logger.warning("the nodes could not be checked: %s", error)
 
     def _yield_before(self, going: Mapping[str, float], slots: Slots, workers: WorkersSpec) -> None:
         deadlines = [deadline for deadline in going.values() if deadline > 0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -71,6 +72,7 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "dataLeftOut",
         "resumedFromStep",
         "message",
+        "adopting",
     )
 )
 
@@ -149,7 +151,7 @@ class StatusPublisher:
             self._generation = _GenerationFiles(self._directory.generation_logs(generation))
             self._group_started_at = time.time()
             self._status.update(generation=generation, step=first_step, resumedFromStep=first_step or None)
-            self._status.update(workers={"running": 0, "wanted": workers}, message=None)
+            self._status.update(workers={"running": 0, "wanted": workers}, message=None, adopting=None)
             self._status["stepsLost"] = self._ledger.steps_lost()
             self._status["phase"] = Phase.LOADING.value
 
@@ -169,6 +171,7 @@ class StatusPublisher:
             workers = {"running": 0, "wanted": started["worldSize"]}
             resumed_from = started["step"] or None
             self._status.update(generation=generation, resumedFromStep=resumed_from, workers=workers, message=None)
+            self._status["adopting"] = None
             self._status["phase"] = Phase.LOADING.value
             self._read(self._generation)
             self._publish()
@@ -197,9 +200,12 @@ class StatusPublisher:
         for record in generation.steps.read():
             for tracker in self._trackers:
                 tracker.log_step(record)
-        for record in generation.events.read():
+        generation.new_events.extend(generation.events.read())
+        while generation.new_events:
+            record = generation.new_events[0]
             if not generation.is_copied(record):
                 self._ledger.append_record({**record, "generation": self._status["generation"]})
+            generation.new_events.popleft()  # not before: the volume may be full
             for tracker in self._trackers:
                 if record["event"] == "evaluated":
                     tracker.log_evaluation(record)
@@ -229,7 +235,7 @@ class StatusPublisher:
 
 
 class _GenerationFiles:
-    """Files that the workers of a generation write, and how far each has been read.
+    """Files that the workers of a generation write, how far each has been read, and events not yet in the ledger.
 
     Args:
         logs: their folder.
@@ -241,6 +247,7 @@ class _GenerationFiles:
         self._copied = {(event["time"], event["event"]) for event in copied}
         self.steps = LineReader(logs.steps)
         self.events = LineReader(logs.events)
+        self.new_events: deque[dict[str, Any]] = deque()
         self.heartbeat = 0
         self.progress: dict[str, Any] | None = None
 

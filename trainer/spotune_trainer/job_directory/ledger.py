@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from spotune.retry import Failure, FailureCause
@@ -50,15 +51,20 @@ class Ledger:
 
     def failures(self) -> list[Failure]:
         """All failures, oldest first."""
-        return [
-            Failure(FailureCause(record["cause"]), record["step"], record["time"], record["message"])
-            for record in self.records("failure")
-        ]
+        return [_failure(record) for record in self.records("failure")]
 
     def failures_since_change(self) -> list[Failure]:
-        """Failures since the last change of the job: earlier ones no longer count, because the change may fix them."""
-        changed = max((record["time"] for record in self.records("job-changed")), default=float("-inf"))
-        return [failure for failure in self.failures() if failure.time > changed]
+        """Failures since the last change of the job: earlier ones no longer count, because the change may fix them.
+
+        The order of the ledger decides, and not the times, since heads have clocks of their own.
+        """
+        found: list[Failure] = []
+        for record in self.records("failure", "job-changed"):
+            if record["event"] == "failure":
+                found.append(_failure(record))
+            else:
+                found.clear()
+        return found
 
     def restarts(self) -> dict[str, int]:
         """Number of failures by the causes of `status.restarts`."""
@@ -86,3 +92,7 @@ class Ledger:
     def worker_seconds(self) -> float:
         """Worker time in seconds: duration times world size, summed over all generations that have ended."""
         return float(sum(record["seconds"] * record["worldSize"] for record in self.records("generation-ended")))
+
+
+def _failure(record: Mapping[str, Any]) -> Failure:
+    return Failure(FailureCause(record["cause"]), record["step"], record["time"], record["message"])

@@ -98,7 +98,7 @@ class StopRequest:
     @property
     def is_overdue(self) -> bool:
         """Whether the workers have used up the time of the notice."""
-        return self._deadline is not None and time.time() > self._deadline
+        return self._deadline is not None and time.monotonic() > self._deadline
 
     @property
     def loses_head(self) -> bool:
@@ -117,7 +117,7 @@ class StopRequest:
         if not self.is_pending or self._deadline is not None:
             return
         seconds = self._control.grace_seconds or self._notice_seconds
-        self._deadline = time.time() + seconds
+        self._deadline = time.monotonic() + seconds
         if self.loses_head:
             write_notice(self._directory.notice, seconds=seconds, reason="the head is about to end")
             self._view.log("the head ends: the workers commit and train on")

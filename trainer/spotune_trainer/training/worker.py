@@ -96,6 +96,9 @@ class Worker:
         self.memory = memory
         self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size, task.seconds_to_preemption)
         self.notices = NoticeWatch([task.job_directory.notice, reporter.logs.notice])
+        link = link_of(task.job_directory)
+        is_first_of_node = os.environ.get("LOCAL_RANK") == "0" and link is not None and link.is_of_a_node
+        self._reads_notices = rank == 0 or is_first_of_node
 
     def train(self) -> TrainResult:
         """Train to the last step, until training stops early, or until a notice asks the group to stop or to yield."""
@@ -230,12 +233,17 @@ class Worker:
             yield micro_batches
 
     def propose_flags(self, step: int) -> Flags:
-        """What rank 0 proposes to do once `step` steps are done: commit, stop or leave. Other ranks propose nothing."""
-        if self.rank != 0:
+        """What this rank proposes to do once `step` steps are done: commit, stop or leave.
+
+        Rank 0 proposes for all. Where a node has a directory of its own, its first rank also reads the notices there:
+        without a driver nobody else learns that the node's pod ends.
+        """
+        if not self._reads_notices:
             return Flags()
         commits = self.checkpointing
         is_due, is_pending = commits.is_due(step), commits.is_pending
-        return Flags(commit=is_due) | self.notices.flags(commits.commit_seconds, is_due=is_due, is_pending=is_pending)
+        noticed = self.notices.flags(commits.commit_seconds, is_due=is_due, is_pending=is_pending)
+        return Flags(commit=is_due) | noticed if self.rank == 0 else noticed
 
     def commit(self, step: int) -> None:
         """Start to commit the state after `step` optimizer steps, once the commit before it is complete."""

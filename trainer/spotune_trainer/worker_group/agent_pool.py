@@ -279,8 +279,12 @@ class AgentPool:
                     calls[agent.handle.call.remote("wait_for_ranks", generation)] = agent
         return calls if len(calls) == len(parts) else {}
 
-    def _place_ranks(self, world_size: int) -> bool:
-        """Assign ranks to agents, on as few nodes as possible. Returns False if there are not enough slots."""
+    def _place_ranks(self, world_size: int) -> list[_Agent]:
+        """Assign ranks to agents, on as few nodes as possible.
+
+        Returns:
+            The agents in the order of their ranks; none if there are not enough slots.
+        """
         with self._lock:
             ready = [agent for agent in self._agents.values() if agent.is_ready() and not agent.is_dead()]
             ready.sort(key=lambda agent: (-agent.slots, agent.node))
@@ -292,7 +296,7 @@ class AgentPool:
                     shares.append((agent, share))
                     taken = share.stop
             if taken < world_size:
-                return False
+                return []
             first = shares[0][0]
             address = first.info().address
             port = ray.get(first.handle.call.remote("free_port"), timeout=_REPLY_SECONDS)
@@ -300,16 +304,14 @@ class AgentPool:
                 agent.placements = [
                     RankPlacement(rank, rank - share.start, len(share), world_size, address, port) for rank in share
                 ]
-            return True
+            return [agent for agent, _ in shares]
 
     def _start_ranks(self, task: WorkerTask, world_size: int) -> dict[Any, _Agent]:
         """Place the ranks and start them; none if there are not enough slots."""
-        if not self._place_ranks(world_size):
+        hosts = self._place_ranks(world_size)  # also one that has died since: its ranks are lost
+        if not hosts:
             return {}
         with self._lock:
-            hosts = sorted(
-                (a for a in self._agents.values() if a.placements), key=lambda agent: agent.placements[0].rank
-            )
             idle = [agent for agent in self._agents.values() if not agent.placements and agent.is_ready()]
         others = others_of([agent.info().peer for agent in hosts], [agent.info().peer for agent in idle])
         reuse = _keeps_processes() and self._reuse_processes

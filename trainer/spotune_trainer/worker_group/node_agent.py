@@ -12,7 +12,6 @@ The agent lives in a process of its own (`agent_daemon.py`), which drivers reach
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import socket
 import threading
 import time
@@ -23,6 +22,7 @@ from functools import partial
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 
+from spotune.errors import InfrastructureError
 from spotune.plan.devices import machine_memory_bytes
 from spotune_trainer.checkpoint.layout import newest_complete
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
@@ -34,7 +34,7 @@ from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.training.task import RankExit, RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, OtherNodes
-from spotune_trainer.worker_group.rank_process import Abort, Assignment, has_hung, run_rank
+from spotune_trainer.worker_group.rank_process import FORKING, Assignment, RankHandle
 
 logger = logging.getLogger("spotune.worker")
 
@@ -46,7 +46,6 @@ GRACE_SECONDS_OF_KEPT = 5.0
 _POLL_SECONDS = 0.1
 _EXIT_SECONDS = 10.0
 """Killed processes end within this time, even if they have to free much memory."""
-_FORKING = multiprocessing.get_context("forkserver")
 
 
 @dataclass
@@ -83,7 +82,7 @@ class NodeAgent:
         self._memory = NodeMemory()
         self._copies = PeerCopies()
         self._server: PeerServer | None = None
-        self._standing_by: dict[int, _Rank] = {}
+        self._standing_by: dict[int, RankHandle] = {}
         self._keeps = False
         self._run: _Run | None = None
 
@@ -120,14 +119,14 @@ class NodeAgent:
 
     def import_modules(self) -> None:
         """Returns once a new rank need not wait for the imports of the fork server."""
-        process = _FORKING.Process(target=_do_nothing)
+        process = FORKING.Process(target=_do_nothing)
         process.start()
         process.join()
 
     def gpu_memory_bytes(self) -> int:
         """Memory of the node's first GPU. A separate process reads it, so that the agent itself uses no GPU memory."""
-        receiver, sender = _FORKING.Pipe(duplex=False)
-        _FORKING.Process(target=_send_gpu_memory, args=(sender,)).start()
+        receiver, sender = FORKING.Pipe(duplex=False)
+        FORKING.Process(target=_send_gpu_memory, args=(sender,)).start()
         sender.close()
         return int(receiver.recv())
 
@@ -153,8 +152,15 @@ class NodeAgent:
             others: the nodes whose memory the ranks may read, and the one that commits are copied to.
             keep: let processes wait for another generation, if a rank is lost elsewhere or the group yields.
             reuse: use processes that wait since an earlier generation; otherwise fork them all.
+
+        Raises:
+            InfrastructureError: ranks of an earlier generation cannot be killed.
         """
-        self.kill_ranks()  # of an earlier driver
+        if not self.kill_ranks():  # of an earlier driver
+            raise InfrastructureError(
+                f"the ranks of an earlier worker group on {self._address} were killed and do not end: is its volume or "
+                "GPU stuck?"
+            )
         self._keeps = keep
         run = self._run = _Run(NodeGroup(task, tuple(placements)), self._driver)
         try:
@@ -185,18 +191,24 @@ class NodeAgent:
         Args:
             seconds: until when it has to have left; None: at once, without a deadline.
             reason: for its log.
+
+        Raises:
+            OSError: the notice could not be written; a later call tries again.
         """
         run = self._run
         if run is not None and not run.ended.is_set() and not run.is_to_leave:
+            notice = run.group.task.logs.notice
+            notice.parent.mkdir(parents=True, exist_ok=True)
+            write_notice(notice, seconds=seconds, reason=reason, leave=True)
             run.is_to_leave = True
-            write_notice(run.group.task.logs.notice, seconds=seconds, reason=reason, leave=True)
 
-    def kill_ranks(self) -> None:
-        """Kill the ranks that run, and wait for their end."""
+    def kill_ranks(self) -> bool:
+        """Kill the ranks that run, and wait for their end. Returns whether none is left."""
         run = self._run
-        if run is not None and not run.ended.is_set():
-            self._deadlines[run.group.task.generation] = time.monotonic()
-            run.ended.wait(_EXIT_SECONDS)
+        if run is None or run.ended.is_set():
+            return True
+        self._deadlines[run.group.task.generation] = time.monotonic()
+        return run.ended.wait(_EXIT_SECONDS)
 
     def _run_until_exit(self, run: _Run, others: OtherNodes, *, reuse: bool) -> list[RankResult]:
         task, placements, keep = run.group.task, run.group.placements, self._keeps
@@ -256,7 +268,7 @@ class NodeAgent:
         except OSError as error:
             logger.warning("other nodes cannot read the memory of this one: %s", error)
 
-    def _wait_for(self, ranks: Sequence[_Rank], run: _Run) -> None:
+    def _wait_for(self, ranks: Sequence[RankHandle], run: _Run) -> None:
         """Wait until no rank takes part in the generation any more."""
         task = run.group.task
         while running := [rank for rank in ranks if rank.status is None]:
@@ -277,7 +289,7 @@ class NodeAgent:
                 connection.wait(handles, _POLL_SECONDS)
         self._deadlines.pop(task.generation, None)
 
-    def _start_ranks(self, assignments: Sequence[Assignment], *, reuse: bool) -> list[_Rank]:
+    def _start_ranks(self, assignments: Sequence[Assignment], *, reuse: bool) -> list[RankHandle]:
         """Start each rank in the process that had its local rank before, or in a new one. Ends all other processes."""
         kept = self._standing_by if reuse else {}
         unused, self._standing_by = self._standing_by, {}
@@ -288,7 +300,7 @@ class NodeAgent:
                 del unused[rank.local_rank]
                 ranks.append(rank)
             else:
-                ranks.append(_Rank(assignment))
+                ranks.append(RankHandle(assignment))
         for rank in unused.values():
             rank.kill()
         return ranks
@@ -304,81 +316,6 @@ class NodeAgent:
         grace_seconds = GRACE_SECONDS_OF_KEPT if self._keeps else 0.0 if lost else GRACE_SECONDS
         deadline = time.monotonic() + grace_seconds
         self._deadlines[generation] = min(deadline, self._deadlines.get(generation, deadline))
-
-
-class _Rank:
-    """The process of a rank, and the result of its last generation.
-
-    Attributes:
-        status: of the result; None while the process takes part in a generation.
-    """
-
-    def __init__(self, assignment: Assignment) -> None:
-        self._connection, theirs = _FORKING.Pipe()
-        self._assignment = assignment
-        self._reported: RankResult | None = None
-        self._aborted = self._killed = False
-        self.status: int | None = None
-        self._process = _FORKING.Process(target=run_rank, args=(theirs, assignment))
-        self._process.start()
-        theirs.close()
-
-    @property
-    def local_rank(self) -> int:
-        """Its place on the node, which is also that of its GPU."""
-        return self._assignment.place.local_rank
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether the process waits for another generation."""
-        return self._reported is not None and self._reported.is_kept and not self._killed
-
-    def assign(self, assignment: Assignment) -> bool:
-        """Let the waiting process take part in another generation. Returns False if it has exited."""
-        if self._process.exitcode is not None:
-            return False
-        try:
-            self._connection.send(assignment)
-        except OSError:
-            return False
-        self._assignment = assignment
-        self._reported = self.status = None
-        self._aborted = False
-        return True
-
-    def wait_handles(self) -> list[Connection | int]:
-        """Handles that become readable once `poll` has something to do."""
-        ended = self._process.sentinel
-        return [ended] if self._connection.closed or self._reported else [ended, self._connection]
-
-    def poll(self) -> None:
-        """Receive its result, if there is one, and update `status`."""
-        status = self._process.exitcode  # read first: the result of an exited process is still in the pipe
-        if self._reported is None and not self._connection.closed and self._connection.poll():
-            try:
-                self._reported = self._connection.recv()
-            except (EOFError, OSError):
-                self._connection.close()
-        self.status = self._reported.status if self._reported and self.is_kept else status
-
-    def abort(self) -> None:
-        """Tell the process that another rank of its generation has failed."""
-        if not self._aborted:
-            self._aborted = True
-            with suppress(OSError):
-                self._connection.send(Abort(self._assignment.task.generation))
-
-    def kill(self) -> None:
-        """Kill the process."""
-        self._killed = True
-        self._process.kill()
-
-    def result(self) -> RankResult:
-        """How its part in the generation ended. To be called once `status` is set."""
-        assert self.status is not None
-        rank, logs = self._assignment.place.rank, self._assignment.task.logs
-        reported = self._reported or RankResult(rank, self.status)
-        return replace(reported, status=self.status, hung=has_hung(logs, rank), killed=self._killed)
 
 
 def _sends(task: WorkerTask, others: OtherNodes) -> bool:

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import multiprocessing
 import os
 import queue
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -36,6 +38,7 @@ logger = logging.getLogger("spotune.worker")
 STANDBY_SECONDS = 300.0
 """How long a process waits for its next generation; then it exits."""
 
+FORKING = multiprocessing.get_context("forkserver")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 
@@ -62,6 +65,81 @@ class Abort:
     """The agent's notice that another rank of this generation has failed: leave it."""
 
     generation: int
+
+
+class RankHandle:
+    """The process of a rank, as its agent sees it, and the result of its last generation.
+
+    Attributes:
+        status: of the result; None while the process takes part in a generation.
+    """
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._connection, theirs = FORKING.Pipe()
+        self._assignment = assignment
+        self._reported: RankResult | None = None
+        self._aborted = self._killed = False
+        self.status: int | None = None
+        self._process = FORKING.Process(target=run_rank, args=(theirs, assignment))
+        self._process.start()
+        theirs.close()
+
+    @property
+    def local_rank(self) -> int:
+        """Its place on the node, which is also that of its GPU."""
+        return self._assignment.place.local_rank
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the process waits for another generation."""
+        return self._reported is not None and self._reported.is_kept and not self._killed
+
+    def assign(self, assignment: Assignment) -> bool:
+        """Let the waiting process take part in another generation. Returns False if it has exited."""
+        if self._process.exitcode is not None:
+            return False
+        try:
+            self._connection.send(assignment)
+        except OSError:
+            return False
+        self._assignment = assignment
+        self._reported = self.status = None
+        self._aborted = False
+        return True
+
+    def wait_handles(self) -> list[Connection | int]:
+        """Handles that become readable once `poll` has something to do."""
+        ended = self._process.sentinel
+        return [ended] if self._connection.closed or self._reported else [ended, self._connection]
+
+    def poll(self) -> None:
+        """Receive its result, if there is one, and update `status`."""
+        status = self._process.exitcode  # read first: the result of an exited process is still in the pipe
+        if self._reported is None and not self._connection.closed and self._connection.poll():
+            try:
+                self._reported = self._connection.recv()
+            except (EOFError, OSError):
+                self._connection.close()
+        self.status = self._reported.status if self._reported and self.is_kept else status
+
+    def abort(self) -> None:
+        """Tell the process that another rank of its generation has failed."""
+        if not self._aborted:
+            self._aborted = True
+            with suppress(OSError):
+                self._connection.send(Abort(self._assignment.task.generation))
+
+    def kill(self) -> None:
+        """Kill the process."""
+        self._killed = True
+        self._process.kill()
+
+    def result(self) -> RankResult:
+        """How its part in the generation ended. To be called once `status` is set."""
+        assert self.status is not None
+        rank, logs = self._assignment.place.rank, self._assignment.task.logs
+        reported = self._reported or RankResult(rank, self.status)
+        return replace(reported, status=self.status, hung=has_hung(logs, rank), killed=self._killed)
 
 
 def has_hung(logs: GenerationLogs, rank: int) -> bool:

@@ -121,7 +121,7 @@ class WorkerNode:
         left = self._terminated_at + self._grace_seconds - time.monotonic()
         for path, state in agents:
             if not state.driver:
-                with suppress(AgentGoneError):
+                with suppress(AgentGoneError, OSError):  # a full volume: the next call tries again
                     call(path, "leave", left, "a worker's pod is about to end")
         return bool(agents)
 

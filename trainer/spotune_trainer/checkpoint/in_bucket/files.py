@@ -63,15 +63,20 @@ class BucketFiles:
         return cls(bucket, folder) if bucket is not None and (folder / BUCKET_FILES).exists() else None
 
     def header(self, name: str) -> bytes:
-        """What a file begins with, up to its first tensor."""
-        path = self._folder / name
-        if path.exists():
-            with path.open("rb") as stream:
-                start = stream.read(_LENGTH.size)
-                return start + stream.read(_LENGTH.unpack(start)[0])
-        start = self._bucket.read_start(self._name(name), _HEADER_GUESS_BYTES)
-        length = _LENGTH.size + _LENGTH.unpack(start[: _LENGTH.size])[0]
-        return start[:length] if length <= len(start) else self._bucket.read_start(self._name(name), length)
+        """What a file in the bucket begins with, up to its first tensor.
+
+        A copy on this machine is not read: it would have to be verified as a whole, for its first bytes.
+
+        Raises:
+            BucketError: the bucket cannot be read.
+            DamagedFileError: it has no such file, or one that is too short.
+        """
+        try:
+            start = self._bucket.read_start(self._name(name), _HEADER_GUESS_BYTES)
+            length = _LENGTH.size + _LENGTH.unpack(start[: _LENGTH.size])[0]
+            return start[:length] if length <= len(start) else self._bucket.read_start(self._name(name), length)
+        except (FileNotFoundError, struct.error) as error:
+            raise DamagedFileError(f"{name} in the bucket cannot be read: {error}") from error
 
     def fetch(self, files: Iterable[CommittedFile], heartbeat: Callable[[], None] = lambda: None) -> None:
         """Have these files on this machine, with their checksums. Of the processes of a machine, one downloads a file.
