@@ -116,14 +116,6 @@ class FaultHarness:
             self.operator.start()
             self.operator_downtime.append((left, time.time()))
 
-    @contextmanager
-    def expect_clean_restart(self) -> Iterator[None]:
-        """The block terminates the pods cleanly. Training must continue on new pods, without a counted restart."""
-        before = self._wait_for_baseline()
-        yield
-        self._wait_for_new_steps(before, interrupted=True)
-        self._wait_until_reported(before, ())
-
     def _wait_for_baseline(self) -> dict[str, Any]:
         """The trainer's progress after a new commit, once the status counts all restarts so far."""
         self.job.wait_for_commit(self.job.wait_for_step(1)["step"] + 1)

@@ -27,23 +27,6 @@ def ray_cluster_deleted(harness: FaultHarness) -> None:
         harness.job.kubectl("delete", "raycluster", f"spotune-{harness.job.name}", "--wait=false")
 
 
-def suspended_and_resumed(harness: FaultHarness) -> None:
-    """Workers commit before all pods are deleted. The job resumes at the same step and loses nothing."""
-    job = harness.job
-    lost = job.history.last.status["stepsLost"]
-    with harness.expect_clean_restart():
-        suspended = job.suspend()
-        assert suspended.status["phase"] == "Suspended"
-        assert not suspended.holds("Ready")
-        assert not job.pods("head") + job.pods("workers")
-        stopped = job.progress()
-        assert stopped["lastCheckpoint"]["step"] == stopped["step"], "the workers commit before they go"
-        job.patch({"suspend": False})
-    status = job.history.last.status
-    assert status["resumedFromStep"] == stopped["step"]
-    assert status["stepsLost"] == lost
-
-
 def applied_again_by_somebody_else(harness: FaultHarness) -> None:
     """Applies the same manifest every ten seconds, as GitOps does. Nothing restarts, and the status does not flap."""
     job = harness.job

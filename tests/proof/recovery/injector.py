@@ -248,7 +248,7 @@ class RecoveryInjector:
         following = self.nodes.after(node)
         match each.target:
             case Target.HOLDERS:
-                return [node, *filter(None, [following])] if following is not None else [node]
+                return [node] if following is None else [node, following]
             case Target.RECEIVER:
                 return [node if following is None else following]
         return [node]

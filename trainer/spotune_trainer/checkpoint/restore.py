@@ -86,7 +86,7 @@ class Restore:
     def volume_files(self) -> set[str]:
         """The files that this rank reads from the volume. The ranks share the work of verifying those of all.
 
-        None if the storage is a bucket: a rank verifies what it downloads.
+        Empty if the storage is a bucket: a rank verifies what it downloads.
         """
         return set() if self._in_bucket is not None else self._bytes.keys() - self._segments.keys()
 

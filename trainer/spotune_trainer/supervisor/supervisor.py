@@ -173,7 +173,7 @@ class Supervisor:
         return [*module, "--directory", str(self._directory.root), "--attempt", str(number)]
 
     def _wait_for_exit(self, attempt: Attempt) -> tuple[DriverExit, RayJob | None]:
-        """Watch an attempt until it exits, and stop it if it hangs or ignores a stop; also returns its exit code."""
+        """Watch an attempt until it exits, and stop it if it hangs or ignores a stop. Returns how it ended."""
         heartbeat = self._watch.heartbeat
         heartbeat.restart(time.monotonic())
         in_ray = AttemptWatch(self._head, attempt, self._timing)

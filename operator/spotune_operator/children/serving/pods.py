@@ -125,7 +125,7 @@ def replica_pod(resolved: ResolvedService, capacity: Capacity) -> Pod:
     return _merged_worker(resolved, section, REPLICAS, pod, amounts, ready=METRICS)
 
 
-def autoscaler_options(resolved: ResolvedService) -> dict[str, Any]:
+def autoscaler_options() -> dict[str, Any]:
     """``autoscalerOptions`` of the RayCluster: the container that KubeRay adds to the head pod.
 
     It alone gets the token of the service account that KubeRay creates for it, which may change pods and RayClusters of

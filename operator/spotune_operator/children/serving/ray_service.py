@@ -105,7 +105,7 @@ def _cluster(resolved: ResolvedService) -> dict[str, Any]:
 def _rendered_cluster(resolved: ResolvedService) -> dict[str, Any]:
     autoscales = resolved.service.spec.replicas.autoscales
     optional = {
-        "autoscalerOptions": autoscaler_options(resolved) if autoscales else {},
+        "autoscalerOptions": autoscaler_options() if autoscales else {},
         "gcsFaultToleranceOptions": _fault_tolerance(resolved),
     }
     return {
