@@ -187,9 +187,9 @@ def _training(context: ReconcileContext) -> Iterator[Finding]:
 
 
 def _may_train_on(context: ReconcileContext) -> bool:
-    """Whether workers run that trained when their driver was lost: they train on without one."""
+    """Whether workers run that trained, or were about to, when their driver was lost: they need none for that."""
     earlier = find(context.previous.conditions, "Training")
-    trained = earlier is not None and (earlier.status == "True" or earlier.reason == "NoDriver")
+    trained = earlier is not None and (earlier.status == "True" or earlier.reason in ("NoDriver", "Loading"))
     return trained and any(pod.runs for pod in context.observed.workers)
 
 

@@ -36,8 +36,8 @@ The checker requires of every schedule:
   each row once.
 - **Status.** In every second of the run, `Ready` and `Training` are true only while steps are made,
   and the phase agrees with what runs. A status may be 30 s old, or for 30 s after an operator that
-  was gone is back. Within a generation, the step never goes back. A worker group that goes back
-  shows no loss until it has made a step. What a stranger writes into the status is replaced.
+  was gone is back. Within a generation, the step never goes back. The loss shown is that
+  of the step shown. What a stranger writes into the status is replaced.
 
 Its [tests](../tests/cluster/chaos/test_checker.py) plant each of these violations in a correct
 history, and it finds them.

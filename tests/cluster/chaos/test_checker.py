@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotune_trainer.checkpoint.layout import CheckpointName
-from tests.cluster.chaos.checker import ChaosEvidence, _shown_losses, findings, shown
+from tests.cluster.chaos.checker import ChaosEvidence, findings, shown
 from tests.cluster.chaos.object_faults import LOSS_OF_A_STRANGER
 from tests.cluster.faults.timeline import TrainingInterval
 from tests.cluster.status_history import ObservedJob
@@ -157,8 +157,12 @@ def test_other_rows_of_a_lost_step_are_found() -> None:
             "went back from step 59 within generation 2",
         ),
         (
-            with_statuses(status(1092.0, "Loading", NOT_TRAINING, generation=2, step=COMMITTED, loss=loss_of(40))),
-            "the loss 5.6 is shown, but step 41 has to be made again",
+            with_statuses(status(1092.0, "Loading", NOT_TRAINING, generation=2, step=COMMITTED, loss=loss_of(KILLED))),
+            "the loss 5.5 is shown, which is not that of the step",
+        ),
+        (
+            with_statuses(status(995.0, "Loading", NOT_TRAINING, generation=1, step=0, loss=loss_of(KILLED))),
+            "the loss 5.5 is shown, which is not that of the step",
         ),
         (
             with_statuses(status(1120.7, "Training", TRAINING, generation=2, step=60, loss=5.0)),
@@ -170,18 +174,6 @@ def test_other_rows_of_a_lost_step_are_found() -> None:
 )
 def test_untrue_status_is_found(evidence: ChaosEvidence, message: str) -> None:
     assert any(message in finding for finding in relevant(evidence)), relevant(evidence)
-
-
-def test_group_that_continues_at_the_last_step_may_show_its_loss() -> None:
-    """The second group lost no step. That the first one had made a later step does not matter any more."""
-    first, second = run().generations
-    until = [each for each in second.steps if each["step"] <= KILLED - 2]
-    again = Generation(3, CheckpointName(KILLED - 2, 2), 1110.0, second.steps[len(until) :], second.exported)
-    found = replace(run(), generations=(first, replace(second, steps=tuple(until), exported=None), again))
-    loading = status(1181.0, "Loading", NOT_TRAINING, generation=3, step=KILLED - 2, loss=loss_of(KILLED - 2))
-    assert list(_shown_losses(replace(found, statuses=[loading]))) == []
-    lost = replace(found, generations=(first, replace(second, steps=second.steps[: len(until) + 1]), again))
-    assert any("has to be made again" in finding for finding in _shown_losses(replace(lost, statuses=[loading])))
 
 
 def test_status_of_a_stranger_that_stays_is_found() -> None:

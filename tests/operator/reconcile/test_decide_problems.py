@@ -68,6 +68,9 @@ def test_workers_that_have_lost_their_head_may_train_until_the_next_driver_knows
     assert "the workers train on" in training.message
     assert scenario.condition("Ready").status == "Unknown"
     scenario.has_pods(workers=2)
+    scenario.trains(step=40, phase="Loading", ageSeconds=0.3)  # the last word of the driver that is lost
+    scenario.decide()
+    assert scenario.condition("Training").reason == "Loading"
     for reported in ({"phase": "Starting"}, {"phase": "WaitingForWorkers", "adopting": True}):
         scenario.trains(step=40, ageSeconds=0.3, **reported)
         scenario.decide()
