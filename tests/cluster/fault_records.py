@@ -58,21 +58,20 @@ def recording(record: R, variable: str) -> Iterator[R]:
                 file.write(json.dumps(asdict(record)) + "\n")
 
 
-def skip_if_passed(fault: str, variable: str) -> None:
+def skip_if_passed(record: FaultRecord, variable: str) -> None:
     """Skip a test whose fault has passed in an earlier sitting.
 
     Args:
-        fault: Its name.
+        record: The empty record of the fault.
         variable: The environment variable that names the file of the records.
 
     Raises:
         pytest.skip.Exception: The fault has passed.
     """
     path = Path(os.environ.get(variable, ""))
-    if path.is_file():
-        earlier = [record for line in path.read_text().splitlines() if (record := json.loads(line))["fault"] == fault]
-        if earlier and earlier[-1]["result"] == "passed":
-            pytest.skip(f"passed at commit {earlier[-1]['commit']}; AGAIN=1 runs all faults again")
+    earlier = newest_records(path, type(record)).get(record.fault) if path.is_file() else None
+    if earlier is not None and earlier.result == "passed":
+        pytest.skip(f"passed at commit {earlier.commit}; AGAIN=1 runs all faults again")
 
 
 def newest_records(path: Path, kind: type[R]) -> dict[str, R]:

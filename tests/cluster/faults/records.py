@@ -48,8 +48,9 @@ def recorded(fault: str) -> AbstractContextManager[Record]:
 
     A fault that has passed in an earlier sitting is skipped.
     """
-    skip_if_passed(fault, VARIABLE)
-    return recording(Record(fault, commit=commit()), VARIABLE)
+    record = Record(fault, commit=commit())
+    skip_if_passed(record, VARIABLE)
+    return recording(record, VARIABLE)
 
 
 def read_records(path: Path) -> dict[str, Record]:

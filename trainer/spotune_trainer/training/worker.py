@@ -97,8 +97,8 @@ class Worker:
         self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size, task.seconds_to_preemption)
         self.notices = NoticeWatch([task.job_directory.notice, reporter.logs.notice])
         link = link_of(task.job_directory)
-        is_first_of_node = os.environ.get("LOCAL_RANK") == "0" and link is not None and link.is_of_a_node
-        self._reads_notices = rank == 0 or is_first_of_node
+        self._has_own_directory = link is not None and link.is_of_a_node
+        self._reads_notices = rank == 0 or (self._has_own_directory and os.environ.get("LOCAL_RANK") == "0")
 
     def train(self) -> TrainResult:
         """Train to the last step, until training stops early, or until a notice asks the group to stop or to yield."""
@@ -171,8 +171,7 @@ class Worker:
     def _download_data(self) -> None:
         """With a bucket, on a node with a directory of its own: have what earlier generations have made."""
         directory = self.task.job_directory
-        link, bucket = link_of(directory), bucket_of(directory)
-        if bucket is not None and link is not None and link.is_of_a_node:
+        if self._has_own_directory and (bucket := bucket_of(directory)) is not None:
             pull_for_ranks(bucket, directory, self.reporter.heartbeat)
             self.reporter.record_startup("download")
 
