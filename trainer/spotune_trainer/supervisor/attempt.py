@@ -65,8 +65,8 @@ class AttemptWatch:
     def poll(self) -> RayJob | None:
         """The attempt in Ray, or None if it is lost. While Ray does not answer, the last known state.
 
-        Shuts the head down if Ray has not answered, or has not stopped the attempt, within the timeouts. In a pod, the
-        kubelet's liveness probe does so instead.
+        Shuts the head down if Ray has not answered, or has not stopped the attempt, within the timeouts. The head of a
+        cluster belongs to KubeRay and is left alone.
         """
         now = time.monotonic()
         overdue = self._stop_requested is not None and now - self._stop_requested > self._timing.stop
