@@ -6,6 +6,7 @@ fault of the trainer's reader cannot mislead the proof.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -146,10 +147,12 @@ def _read(directory: JobDirectory, folder: Path) -> Generation:
 
 
 def _lines(path: Path) -> Iterator[Record]:
-    """Whole lines; a kill may have cut off the last one."""
+    """Whole lines. A kill may have cut off the last one, and a full volume any; then the next line is the whole one."""
     if path.exists():
-        for line in path.read_bytes().split(b"\n")[:-1]:
-            yield json.loads(line)
+        lines = path.read_bytes().split(b"\n")
+        for line, following in itertools.pairwise(lines):
+            if len(line) >= len(following) or not following.startswith(line):
+                yield json.loads(line)
 
 
 def epoch_hashes(generations: Sequence[Generation], steps_per_epoch: int) -> dict[int, int]:

@@ -70,6 +70,22 @@ def test_truncated_line_is_not_a_step(directory: JobDirectory) -> None:
     assert made_by(list(read_generations(directory)[0].steps)) == [(1, 1), (2, 1)]
 
 
+def test_a_line_that_did_not_fit_on_the_volume_counts_once(directory: JobDirectory) -> None:
+    add(directory, 1, None, range(1, 4))
+    log = directory.generation_logs(1).steps
+    first, second, third = log.read_text().splitlines(keepends=True)
+    log.write_text(first + second[:20] + "\n" + second[:30] + "\n" + second + third)
+    assert made_by(list(read_generations(directory)[0].steps)) == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_a_line_that_was_written_twice_counts_twice(directory: JobDirectory) -> None:
+    add(directory, 1, None, range(1, 3))
+    log = directory.generation_logs(1).steps
+    first, second = log.read_text().splitlines(keepends=True)
+    log.write_text(first + second + second)
+    assert made_by(list(read_generations(directory)[0].steps)) == [(1, 1), (2, 1), (2, 1)]
+
+
 def test_generation_that_started_from_its_own_commit_is_rejected(directory: JobDirectory) -> None:
     add(directory, 1, "step-00000004.gen-1", range(5, 6))
     with pytest.raises(ValueError, match="cannot have started from"):
