@@ -39,15 +39,15 @@ class LocalNodes:
         self._errors: list[Exception] = []
 
     def join_missing(self) -> None:
-        """Let a node join for each that is missing, and wait for them. After a new head, all of them are."""
-        ray = self._run.ray()
-        assert ray is not None
-        if ray.address != self._address:
-            self._joined.clear()
-            self._address = ray.address
-        for place in range(1, len(self._slots)):
-            if place not in self._joined:
-                self._joined[place] = self._join(ray, place)
+        """Let a node join for each that is missing, and wait for them. After a new head, all of them are.
+
+        If the run has finished meanwhile, its Ray is gone, and none joins.
+        """
+        try:
+            self._join_missing()
+        except (nodes.JoinError, OSError):
+            if not self._run.events("finished"):
+                raise
 
     def begin_to_join_missing(self) -> None:
         """The same in the background."""
@@ -97,6 +97,17 @@ class LocalNodes:
             for process in self._holders_on_head():
                 with suppress(ProcessLookupError):
                     kill(process)
+
+    def _join_missing(self) -> None:
+        ray = self._run.ray()
+        if ray is None:
+            raise nodes.JoinError("the run has no Ray")
+        if ray.address != self._address:
+            self._joined.clear()
+            self._address = ray.address
+        for place in range(1, len(self._slots)):
+            if place not in self._joined:
+                self._joined[place] = self._join(ray, place)
 
     def _join(self, ray: RunningRay, place: int) -> nodes.Node:
         """Let a node join; on a busy machine, Ray may need another attempt."""
