@@ -26,6 +26,7 @@ from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.determinism import allow_nondeterministic_kernels
+from spotune_trainer.engine.predecessors import Predecessors
 from spotune_trainer.engine.teardown import aborted
 from spotune_trainer.evaluation.ranks import RankGroup
 from spotune_trainer.evaluation.reference import compute_reference
@@ -72,6 +73,7 @@ class Worker:
         world_size: number of ranks.
         reporter: writes progress, step records and events.
         memory: shared memory of the node for snapshots of commits; None without.
+        predecessors: processes of the last generation that may still hold memory of this node.
     """
 
     context: TrainContext
@@ -87,6 +89,7 @@ class Worker:
         world_size: int,
         reporter: ProgressReporter,
         memory: RankMemory | None = None,
+        predecessors: Predecessors | None = None,
     ) -> None:
         self.task = task
         self.job = FinetuneJob.model_validate(task.job)
@@ -94,6 +97,7 @@ class Worker:
         self.world_size = world_size
         self.reporter = reporter
         self.memory = memory
+        self.predecessors = predecessors or Predecessors()
         self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size, task.seconds_to_preemption)
         self.notices = NoticeWatch([task.job_directory.notice, reporter.logs.notice])
         link = link_of(task.job_directory)
@@ -121,7 +125,9 @@ class Worker:
         if self.memory is not None and self.task.restore is not None:
             self.memory.begin_to_verify(self.task.restore)
         self._download_data()
-        self.context = context = build_context(self.task, self.job, self.rank, self.world_size, self.reporter)
+        self.context = context = build_context(
+            self.task, self.job, self.rank, self.world_size, self.reporter, self.predecessors.wait_for_room
+        )
         bad_steps = BadSteps(self.job.spec.training.max_bad_steps, loss_is_scaled=context.engine.fp16_enabled())
         self.evaluations = Evaluations(context, partial(run_evaluation, context), partial(run_tasks, context))
         self.checkpointing = Checkpointing(context, self.policy, bad_steps, self.evaluations, self.memory)
@@ -129,6 +135,7 @@ class Worker:
         self.profile = FlopsProfile(
             context.directory, self.job.spec.execution.flops_profile, self.rank, context.control
         )
+        self.predecessors.wait()
         self.reporter.record_startup("engine")
 
     def restore(self) -> None:
@@ -291,7 +298,13 @@ class Worker:
         return True
 
 
-def run_worker(task: WorkerTask, rank: int, world_size: int, memory: RankMemory | None = None) -> TrainResult:
+def run_worker(
+    task: WorkerTask,
+    rank: int,
+    world_size: int,
+    memory: RankMemory | None = None,
+    predecessors: Predecessors | None = None,
+) -> TrainResult:
     """Train as `rank` of a process group. An exception is logged and recorded in the failure file, then raised."""
     logs, directory = task.logs, task.job_directory
     job = FinetuneJob.model_validate(task.job)
@@ -310,7 +323,7 @@ def run_worker(task: WorkerTask, rank: int, world_size: int, memory: RankMemory 
         try:
             if not distributed.is_initialized():
                 _init_process_group()
-            worker = Worker(task, rank, world_size, reporter, memory)
+            worker = Worker(task, rank, world_size, reporter, memory, predecessors)
             result = worker.train()
         except BaseException as error:
             logger.exception("rank %d failed", rank)
