@@ -92,6 +92,7 @@ def _kill_in_the_middle(after: float) -> None:
     started.wait()
 
 
+@pytest.mark.long
 def test_up_twice_keeps_what_runs_and_adds_what_lacks(other: Cluster) -> None:
     _run("up", "--name", OTHER, "--nodes", "1")
     other.kubectl("create", "namespace", "kept")

@@ -25,7 +25,7 @@ from tests.cluster.whole_operator import whole_operator
 pytestmark = pytest.mark.cluster
 
 CRD = ROOT / "manifests" / "crd.yaml"
-EVERY = int(os.environ.get("SPOTUNE_TEST_FAULT_EVERY", "8"))
+EVERY = int(os.environ.get("SPOTUNE_TEST_FAULT_EVERY", "16"))
 """Every how many requests a fault is injected, for each kind of fault; 1: at every request."""
 KINDS: tuple[Kind, ...] = ("crash", "lost", "cut")
 MADE = ("PersistentVolumeClaim", "ConfigMap", "NetworkPolicy", "RayCluster")

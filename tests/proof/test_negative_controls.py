@@ -33,12 +33,8 @@ QUICK = {
     "first moment of a parameter not restored",
     "torn checkpoint trusted",
     "export by a zombie generation",
-    "dropout drawn by rank, with a change of world size",
-    "cursor of one source a draw too far",
-    "trained model taken as the reference model after a restart",
-    "head left out of the restored checkpoint",
 }
-"""One control of each kind of evidence. `make test-long` and `make proof` run all of them."""
+"""One control each for samples, states, checkpoints and exports. `make test-long` and `make proof` run all of them."""
 
 
 def parameters(controls: Sequence[Control]) -> list[Any]:

@@ -38,6 +38,7 @@ def run(runs: Runs) -> Iterator[LiveRun]:
     made.clean_up()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_ranks_train_on_while_driver_and_head_are_replaced(run: LiveRun, runs: Runs) -> None:
     undisturbed = runs.empty("undisturbed")

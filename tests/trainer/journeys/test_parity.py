@@ -59,6 +59,7 @@ def test_losses_match_the_transformers_trainer(runs: Runs, tmp_path: Path, task:
     assert ours[-1]["loss"] < 0.9 * ours[0]["loss"], "the weights moved far enough for a difference to show"
 
 
+@pytest.mark.long
 def test_losses_with_noise_on_embeddings_match_the_transformers_trainer(runs: Runs, tmp_path: Path) -> None:
     """Of rows without padding, which the Trainer counts for the scale of the noise."""
     shards = tmp_path / "shards"

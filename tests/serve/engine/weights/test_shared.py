@@ -109,6 +109,7 @@ def test_memory_that_was_written_to_is_refused(folder: Path, sockets: Path) -> N
     kill(shared.holder)
 
 
+@pytest.mark.long
 def test_holder_outlives_the_replica_that_started_it(folder: Path, sockets: Path) -> None:
     program = (
         "import sys, torch; from pathlib import Path; from spotune_serve.engine.weights.load import load_model\n"

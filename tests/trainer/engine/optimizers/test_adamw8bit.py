@@ -329,6 +329,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(runs: Runs, layout: RunLa
     assert hashlib.sha256(exported[0]).hexdigest() == hashlib.sha256(exported[1]).hexdigest()
 
 
+@pytest.mark.long
 def test_a_run_resumed_at_another_layout_has_nearly_the_same_losses(runs: Runs) -> None:
     job = job_of(runs, "float32")
     undisturbed = runs.empty("adamw8bit")
@@ -338,6 +339,7 @@ def test_a_run_resumed_at_another_layout_has_nearly_the_same_losses(runs: Runs) 
     assert losses(resumed) == pytest.approx(losses(undisturbed), rel=1e-4)
 
 
+@pytest.mark.long
 def test_an_interrupted_adapter_ends_with_the_same_matrices(runs: Runs) -> None:
     """The matrices are large enough for 8-bit moments."""
     job = job_of(runs, "bfloat16", adapter={"lora": {"r": 256, "targetModules": ["q_proj", "v_proj"]}})
