@@ -119,8 +119,14 @@ class RecoveryInjector:
     def _start(self) -> None:
         """Start the command, and let the other nodes join while it starts the driver."""
         self.run.start()
-        self._wait_until(lambda: (ray := self.run.ray()) is not None and ray.is_alive(), "a Ray")
+        self._wait_until(self._has_ray, "a Ray")
         self.nodes.join_missing()
+
+    def _has_ray(self) -> bool:
+        if self.run.has_ended():
+            raise RuntimeError(f"the command ended before its Ray had started: {self.run.wait()[1]}")
+        ray = self.run.ray()
+        return ray is not None and ray.is_alive()
 
     def _wait(self) -> tuple[int, str]:
         self.nodes.wait_until_joined()
