@@ -20,6 +20,8 @@ _NORMAL_REASONS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 _PULLING: Final = frozenset({"ErrImagePull", "ImagePullBackOff"})
 _OUT_OF_MEMORY: Final = "OOMKilled"
 _NEVER_STARTED: Final = "StartError"
+_NOT_SYNCED: Final = re.compile(r"^failed to sync (secret|configmap) cache: ")
+"""The kubelet has not heard from the API server yet. It tries again by itself."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ def _containers(raw: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[P
         before = (container.get("lastState") or {}).get("terminated") or {}
         if reason == "CrashLoopBackOff" and before.get("reason") == _NEVER_STARTED:
             reason, waiting = "RunContainerError", before  # the same problem, reported between two attempts
+        if _NOT_SYNCED.match(waiting.get("message", "")):
+            reason = "ConfigNotSynced"
         message = _container_message(reason, waiting.get("message", ""), before, container.get("image", ""), namespace)
         yield PodProblem("ErrImagePull" if reason in _PULLING else reason, f"container {container['name']}: {message}")
 
@@ -87,6 +91,8 @@ def _container_message(reason: str, message: str, before: Mapping[str, Any], ima
         return f"image {image} cannot be pulled: {_BACK_OFF.sub('', message)}"
     if reason == "CreateContainerConfigError" and message.endswith("not found"):
         return f"{message} in namespace {namespace}: create it, or change its name in the spec"
+    if reason == "ConfigNotSynced":
+        return f"the node waits for its Secrets and ConfigMaps, and tries again: {message}"
     if reason == "RunContainerError":
         return f"cannot start: {message}"
     if reason != "CrashLoopBackOff":

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from spotune_operator.observe.pod_problems import PodProblem, pod_problem
+from spotune_operator.reconcile.kstatus import NEED_A_USER
 from tests import ROOT
 
 STATUSES: dict[str, Any] = yaml.safe_load((ROOT / "tests/operator/support/pending.yaml").read_text())
@@ -21,8 +22,10 @@ def explain(status: dict[str, Any], **raw: Any) -> PodProblem | None:
     return pod_problem({"metadata": {"name": "a", "namespace": "team"}, "status": status} | raw)
 
 
-def waiting(reason: str, name: str = "ray-worker", **last: Any) -> dict[str, Any]:
-    state = {"waiting": {"reason": reason, "message": "the kubelet's text"}}
+def waiting(
+    reason: str, name: str = "ray-worker", *, message: str = "the kubelet's text", **last: Any
+) -> dict[str, Any]:
+    state = {"waiting": {"reason": reason, "message": message}}
     return {"name": name, "image": "trainer:1", "state": state, "lastState": last}
 
 
@@ -97,6 +100,16 @@ def test_problem_fits_into_a_condition(name: str) -> None:
     if problem is not None:
         assert re.fullmatch(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?", problem.reason)
         assert "\n" not in problem.message
+
+
+@pytest.mark.parametrize("kind", ["secret", "configmap"])
+def test_a_kubelet_without_answer_of_the_api_server_needs_no_user(kind: str) -> None:
+    """Seen when a node came back while the API server was busy."""
+    message = f"failed to sync {kind} cache: timed out waiting for the condition"
+    problem = explain({"containerStatuses": [waiting("CreateContainerConfigError", message=message)]})
+    assert problem is not None
+    assert problem.reason not in NEED_A_USER
+    assert problem.message.startswith("container ray-worker: the node waits for its Secrets and ConfigMaps")
 
 
 def test_wait_between_attempts_changes_nothing() -> None:
