@@ -130,9 +130,19 @@ def _compared(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield "![Nodes, ranks that train and the kept share of each run over time](images/traces.svg)"
     yield ""
-    machines = {f"{found['machine']['cores']} cores, Python {found['machine']['python']}" for found in results.values()}
-    yield f"Machine: {'; '.join(sorted(machines))}. All values: `benchmarks/results/{RESULTS.name}`."
+    yield f"Machine: {_machines(results)}. All values: `benchmarks/results/{RESULTS.name}`."
     yield ""
+
+
+def _machines(results: Mapping[str, Any]) -> str:
+    """The machines, with the traces of each if there are several."""
+    traces: dict[str, list[str]] = {}
+    for name, found in results.items():
+        machine = f"{found['machine']['cores']} cores, Python {found['machine']['python']}"
+        traces.setdefault(machine, []).append(name)
+    if len(traces) == 1:
+        return next(iter(traces))
+    return "; ".join(f"{machine} ({', '.join(names)})" for machine, names in traces.items())
 
 
 def _parts(results: Mapping[str, Any]) -> Iterator[str]:
