@@ -123,9 +123,10 @@ def test_rank_reads_notices_of_driver_and_supervisor_and_no_withdrawn_one(scene:
 def test_notice_of_the_agent_for_its_own_ranks_stays(scene: Scene) -> None:
     logs = scene.nodes[1].directory.generation_logs(1)
     logs.root.mkdir(parents=True)
-    write_notice(logs.notice, seconds=None, reason="no driver", leave=True)
+    write_notice(logs.agent_notice, seconds=None, reason="no driver", leave=True)
     scene.relay.pull()
-    assert json.loads(logs.notice.read_text())["reason"] == "no driver"
+    assert json.loads(logs.agent_notice.read_text())["reason"] == "no driver"
+    assert not scene.head.generation_logs(1).agent_notice.exists(), "another node must not react to it"
 
 
 def test_results_of_the_harness_come_from_the_node_of_rank_0_alone(scene: Scene) -> None:

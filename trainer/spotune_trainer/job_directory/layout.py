@@ -160,7 +160,7 @@ class JobDirectory:
 
 @dataclass(frozen=True)
 class GenerationLogs:
-    """Files that the workers of one generation write, and the notice that the driver writes for them."""
+    """Files that the workers of one generation write, and the notices that driver and agents write for them."""
 
     root: Path
 
@@ -183,6 +183,11 @@ class GenerationLogs:
     def notice(self) -> Path:
         """Reason and deadline for this generation to leave; written by the driver."""
         return self.root / "notice.json"
+
+    @property
+    def agent_notice(self) -> Path:
+        """The same, written by the agent of a node while there is no driver."""
+        return self.root / "agent-notice.json"
 
     def worker(self, rank: int) -> Path:
         """Log of `rank`, with the traceback if it failed."""

@@ -99,7 +99,8 @@ class Worker:
         self.memory = memory
         self.predecessors = predecessors or Predecessors()
         self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size, task.seconds_to_preemption)
-        self.notices = NoticeWatch([task.job_directory.notice, reporter.logs.notice])
+        of_all = [task.job_directory.notice, reporter.logs.notice]
+        self.notices = NoticeWatch([*(of_all if rank == 0 else []), reporter.logs.agent_notice])
         link = link_of(task.job_directory)
         self._has_own_directory = link is not None and link.is_of_a_node
         self._reads_notices = rank == 0 or (self._has_own_directory and os.environ.get("LOCAL_RANK") == "0")
@@ -241,7 +242,7 @@ class Worker:
     def propose_flags(self, step: int) -> Flags:
         """What this rank proposes to do once `step` steps are done: commit, stop or leave.
 
-        Rank 0 proposes for all. Where a node has a directory of its own, its first rank also reads the notices there:
+        Rank 0 proposes for all. Where a node has a directory of its own, its first rank reads the notice of its agent:
         without a driver nobody else learns that the node's pod ends.
         """
         if not self._reads_notices:

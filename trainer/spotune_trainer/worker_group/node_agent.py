@@ -199,7 +199,7 @@ class NodeAgent:
         """
         run = self._run
         if run is not None and not run.ended.is_set() and not run.is_to_leave:
-            notice = run.group.task.logs.notice
+            notice = run.group.task.logs.agent_notice
             notice.parent.mkdir(parents=True, exist_ok=True)
             write_notice(notice, seconds=seconds, reason=reason, leave=True)
             run.is_to_leave = True

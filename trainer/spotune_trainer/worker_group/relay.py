@@ -73,8 +73,7 @@ def exchange(
     logs = directory.generation_logs(generation)
     logs.root.mkdir(parents=True, exist_ok=True)
     _put(directory.notice, notices.of_job)
-    if notices.of_generation is not None:  # the agent may have written one while there was no driver
-        _put(logs.notice, notices.of_generation)
+    _put(logs.notice, notices.of_generation)
     found = []
     for path in _files_of(directory, logs):
         name = str(path.relative_to(directory.root))
@@ -160,7 +159,7 @@ class Relay:
 
 def _files_of(directory: JobDirectory, logs: GenerationLogs) -> list[Path]:
     """The files that ranks of a generation have written on this node, except for what goes through the bucket."""
-    found = [path for path in logs.root.iterdir() if path.is_file() and path != logs.notice]
+    found = [path for path in logs.root.iterdir() if path.is_file() and path not in (logs.notice, logs.agent_notice)]
     if logs.progress.exists():  # rank 0 is on this node
         found += [directory.harness, *directory.profile.glob("*")]
     return sorted(path for path in found if path.is_file() and not path.name.startswith("."))
