@@ -4,8 +4,8 @@ The kernel needs a second to free the page-locked memory and the GPU memory of a
 death the process runs no code of its own. So the next generation starts at once, and waits at two places:
 
 * before it allocates the model, if the GPU might have too little memory for both. On a CPU, always;
-* before it restores. A copy from the GPU that was under way may still reach the shared memory of the node until the
-  process has ended.
+* before its first commit. A copy from the GPU that was under way may still reach the shared memory of the node until
+  the process has ended. It does not reach the complete commit that the next generation restores.
 """
 
 from __future__ import annotations

@@ -136,7 +136,6 @@ class Worker:
         self.profile = FlopsProfile(
             context.directory, self.job.spec.execution.flops_profile, self.rank, context.control
         )
-        self.predecessors.wait()
         self.reporter.record_startup("engine")
 
     def restore(self) -> None:
@@ -254,6 +253,7 @@ class Worker:
 
     def commit(self, step: int) -> None:
         """Start to commit the state after `step` optimizer steps, once the commit before it is complete."""
+        self.predecessors.wait()  # a copy of theirs may still reach the memory that this commit is copied to
         self.checkpointing.finish_commit()
         self.loop.log_pending_step()
         self.checkpointing.commit(step)
