@@ -16,15 +16,23 @@ On GPUs, with one GPU per worker, two more ways are measured: new processes that
 
     python -m benchmarks.recovery_processes --gpus --workers 2 --models 1.1B --kills 4 --rounds 1 \
         --output benchmarks/results/recovery_processes_gpu_2.json
+
+With `--before`, new processes of an earlier trainer take turns with those of this one:
+
+    git archive v0.1.0 trainer | tar x -C /tmp/before
+    python -m benchmarks.recovery_processes --gpus --workers 1 --models 1.1B --ways "new processes" \
+        --before /tmp/before/trainer --output recovery.json
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,11 +58,20 @@ class Way:
         keeps: whether the other ranks keep their processes.
         memory_copies: commits that each worker keeps in memory; "auto" is two where they fit.
         compile: whether layers are compiled.
+        path: folder of another trainer's package, which is run instead; empty: this one.
     """
 
     keeps: bool
     memory_copies: int | str = "auto"
     compile: bool = False
+    path: str = ""
+
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the measured command."""
+        keep = {"SPOTUNE_KEEP_RANK_PROCESSES": str(int(self.keeps))}
+        if not self.path:
+            return keep
+        return keep | {"PYTHONPATH": os.pathsep.join(filter(None, (self.path, os.environ.get("PYTHONPATH"))))}
 
 
 WAYS = {"new processes": Way(keeps=False), "kept processes": Way(keeps=True)}
@@ -63,22 +80,24 @@ GPU_WAYS = {
     **WAYS,
     "new processes, compiled": Way(keeps=False, compile=True),
 }
+BEFORE = "new processes, before"
 STEPS_BETWEEN_KILLS = 5
 STARTUP = ("data", "model", "engine", "restore", "firstStep")
 
 
-def measure(job: FinetuneJob, directory: JobDirectory, way: Way, kills: int) -> list[dict[str, float]]:
-    """The recoveries of one run, in seconds by part."""
+def measure(job: FinetuneJob, directory: JobDirectory, way: Way, kills: int) -> Iterator[dict[str, float]]:
+    """Yield each recovery of one run, in seconds by part."""
     spec = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     spec["spec"]["checkpoint"]["memoryCopies"] = way.memory_copies
     spec["spec"]["execution"]["compile"] = way.compile
     job = FinetuneJob.model_validate(spec)
-    run = LiveRun(directory, job, {"SPOTUNE_KEEP_RANK_PROCESSES": str(int(way.keeps))})
+    run = LiveRun(directory, job, way.environment())
     run.start()
     try:
         run.wait_for_step(1)
         workers = job.spec.workers.count
-        return [recover(run, number % workers, expect_kept=way.keeps) for number in range(kills)]
+        for number in range(kills):
+            yield recover(run, number % workers, expect_kept=way.keeps)
     finally:
         run.clean_up()
 
@@ -114,7 +133,7 @@ def startup(progress: Path) -> tuple[float, dict[str, float]]:
 
 
 def main() -> None:
-    """Measure, and write what is measured so far after each run."""
+    """Measure, and write what is measured so far after each recovery."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", action="store_true", help="one GPU per worker")
     parser.add_argument("--ways", nargs="+", choices=GPU_WAYS, help="by default all, those for GPUs only with --gpus")
@@ -125,6 +144,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1, help="of a worker in each step")
     parser.add_argument("--length", type=int, default=32, help="tokens of a row")
     parser.add_argument("--every", type=int, default=1, help="steps between two commits")
+    parser.add_argument("--before", help="folder of an earlier trainer's package, which takes turns")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     packages = ("ray", "torch", "deepspeed", "transformers")
@@ -133,6 +153,8 @@ def main() -> None:
         result["machine"]["device"] = torch.cuda.get_device_name()
     workers, every = options.workers, options.every
     ways = {name: GPU_WAYS[name] for name in options.ways or (GPU_WAYS if options.gpus else WAYS)}
+    if options.before:
+        ways[BEFORE] = Way(keeps=False, path=options.before)
     for model in options.models:
         recoveries: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
         with tempfile.TemporaryDirectory() as folder:
@@ -147,14 +169,15 @@ def main() -> None:
             for _ in range(options.rounds):
                 for name, way in ways.items():
                     directory = JobDirectory(Path(folder) / "job")
-                    recoveries[name] += measure(job, directory, way, options.kills)
+                    for recovery in measure(job, directory, way, options.kills):
+                        recoveries[name].append(recovery)
+                        result["models"][model] = {
+                            way: {"medianSeconds": medians(found), "recoveries": found}
+                            for way, found in recoveries.items()
+                            if found
+                        }
+                        publish(result, options.output)
                     shutil.rmtree(directory.root)
-                    result["models"][model] = {
-                        way: {"medianSeconds": medians(found), "recoveries": found}
-                        for way, found in recoveries.items()
-                        if found
-                    }
-                    publish(result, options.output)
 
 
 def medians(recoveries: list[dict[str, float]]) -> dict[str, float]:
