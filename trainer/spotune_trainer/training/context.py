@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,17 +124,11 @@ def open_references(job: FinetuneJob, directory: JobDirectory, datasets: Dataset
 
 
 def build_context(
-    task: WorkerTask,
-    job: FinetuneJob,
-    rank: int,
-    world_size: int,
-    reporter: ProgressReporter,
-    wait_for_room: Callable[[], None],
+    task: WorkerTask, job: FinetuneJob, rank: int, world_size: int, reporter: ProgressReporter
 ) -> TrainContext:
     """Set up process groups, data, model and engine of one rank. All ranks call it together.
 
-    The seconds that each part takes are recorded with `reporter`. `wait_for_room` returns once there is memory for the
-    model and the engine.
+    The seconds that each part takes are recorded with `reporter`.
 
     Raises:
         JobError: the model, the data or the metrics of the job cannot be used.
@@ -160,7 +153,6 @@ def build_context(
     )
     loader.prefetch()
 
-    wait_for_room()
     # A checkpoint replaces all weights, except with an adapter: its checkpoints do not contain the frozen weights.
     if restored and job.spec.adapter is None:
         model = build_uninitialized(job, _device_of_parameters(plan, execution.offload))

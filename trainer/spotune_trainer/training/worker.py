@@ -26,7 +26,6 @@ from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.determinism import allow_nondeterministic_kernels
-from spotune_trainer.engine.predecessors import Predecessors
 from spotune_trainer.engine.teardown import aborted
 from spotune_trainer.evaluation.ranks import RankGroup
 from spotune_trainer.evaluation.reference import compute_reference
@@ -73,7 +72,6 @@ class Worker:
         world_size: number of ranks.
         reporter: writes progress, step records and events.
         memory: shared memory of the node for snapshots of commits; None without.
-        predecessors: processes of the last generation that may still hold memory of this node.
     """
 
     context: TrainContext
@@ -89,7 +87,6 @@ class Worker:
         world_size: int,
         reporter: ProgressReporter,
         memory: RankMemory | None = None,
-        predecessors: Predecessors | None = None,
     ) -> None:
         self.task = task
         self.job = FinetuneJob.model_validate(task.job)
@@ -97,7 +94,6 @@ class Worker:
         self.world_size = world_size
         self.reporter = reporter
         self.memory = memory
-        self.predecessors = predecessors or Predecessors()
         self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size, task.seconds_to_preemption)
         of_all = [task.job_directory.notice, reporter.logs.notice]
         self.notices = NoticeWatch([*(of_all if rank == 0 else []), reporter.logs.agent_notice])
@@ -126,9 +122,7 @@ class Worker:
         if self.memory is not None and self.task.restore is not None:
             self.memory.begin_to_verify(self.task.restore)
         self._download_data()
-        self.context = context = build_context(
-            self.task, self.job, self.rank, self.world_size, self.reporter, self.predecessors.wait_for_room
-        )
+        self.context = context = build_context(self.task, self.job, self.rank, self.world_size, self.reporter)
         bad_steps = BadSteps(self.job.spec.training.max_bad_steps, loss_is_scaled=context.engine.fp16_enabled())
         self.evaluations = Evaluations(context, partial(run_evaluation, context), partial(run_tasks, context))
         self.checkpointing = Checkpointing(context, self.policy, bad_steps, self.evaluations, self.memory)
@@ -253,7 +247,6 @@ class Worker:
 
     def commit(self, step: int) -> None:
         """Start to commit the state after `step` optimizer steps, once the commit before it is complete."""
-        self.predecessors.wait()  # a copy of theirs may still reach the memory that this commit is copied to
         self.checkpointing.finish_commit()
         self.loop.log_pending_step()
         self.checkpointing.commit(step)
@@ -299,13 +292,7 @@ class Worker:
         return True
 
 
-def run_worker(
-    task: WorkerTask,
-    rank: int,
-    world_size: int,
-    memory: RankMemory | None = None,
-    predecessors: Predecessors | None = None,
-) -> TrainResult:
+def run_worker(task: WorkerTask, rank: int, world_size: int, memory: RankMemory | None = None) -> TrainResult:
     """Train as `rank` of a process group. An exception is logged and recorded in the failure file, then raised."""
     logs, directory = task.logs, task.job_directory
     job = FinetuneJob.model_validate(task.job)
@@ -324,7 +311,7 @@ def run_worker(
         try:
             if not distributed.is_initialized():
                 _init_process_group()
-            worker = Worker(task, rank, world_size, reporter, memory, predecessors)
+            worker = Worker(task, rank, world_size, reporter, memory)
             result = worker.train()
         except BaseException as error:
             logger.exception("rank %d failed", rank)

@@ -43,8 +43,7 @@ GRACE_SECONDS = 2.0
 GRACE_SECONDS_OF_KEPT = 5.0
 """The same where processes are kept, which have more to do: to leave the generation."""
 
-_POLL_SECONDS = 0.05
-"""The death of a rank is noticed this late at most, its end at once."""
+_POLL_SECONDS = 0.1
 _EXIT_SECONDS = 10.0
 """Killed processes end within this time, even if they have to free much memory."""
 
@@ -84,7 +83,6 @@ class NodeAgent:
         self._copies = PeerCopies()
         self._server: PeerServer | None = None
         self._standing_by: dict[int, RankHandle] = {}
-        self._ending: list[RankHandle] = []
         self._keeps = False
         self._run: _Run | None = None
 
@@ -216,18 +214,13 @@ class NodeAgent:
         task, placements, keep = run.group.task, run.group.placements, self._keeps
         with self._copying_commits(task, placements, others):
             memories = self._share_memory(task, len(placements), others)
-            ending = tuple(rank.pid for rank in self._ending if not rank.has_ended)
             ranks = self._start_ranks(
-                [
-                    Assignment(task, place, memory, keep, ending)
-                    for place, memory in zip(placements, memories, strict=True)
-                ],
+                [Assignment(task, place, memory, keep) for place, memory in zip(placements, memories, strict=True)],
                 reuse=reuse,
             )
             self._wait_for(ranks, run)
         results = [rank.result() for rank in ranks]
         self._standing_by |= {rank.local_rank: rank for rank in ranks if rank.is_kept}
-        self._ending = [rank for rank in ranks if not rank.is_kept]
         if any(result.exit in (RankExit.TRAINED, RankExit.STOPPED) for result in results):  # no group follows
             self._memory.free()
             self._copies.free()

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 from spotune.errors import SpotuneError
 from spotune.retry import FailureCause
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
-from spotune_trainer.engine.process_state import status_of_dead
 from spotune_trainer.job_directory.layout import GenerationLogs
 from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.training.task import RankExit, RankFailure, RankPlacement, RankResult, WorkerTask
@@ -53,14 +52,12 @@ class Assignment:
         place: of the process in its group.
         memory: its share of the node's shared memory.
         keep: whether the process may wait for another generation afterwards.
-        predecessors: processes of the last generation on this node that have not ended yet.
     """
 
     task: WorkerTask
     place: RankPlacement
     memory: RankMemory | None
     keep: bool
-    predecessors: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,8 +69,6 @@ class Abort:
 
 class RankHandle:
     """The process of a rank, as its agent sees it, and the result of its last generation.
-
-    A process counts as exited once it is dead, although the kernel may still free its memory for seconds.
 
     Attributes:
         status: of the result; None while the process takes part in a generation.
@@ -99,20 +94,9 @@ class RankHandle:
         """Whether the process waits for another generation."""
         return self._reported is not None and self._reported.is_kept and not self._killed
 
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        assert self._process.pid is not None, "it has been started"
-        return self._process.pid
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing of the process is left."""
-        return self._process.exitcode is not None
-
     def assign(self, assignment: Assignment) -> bool:
         """Let the waiting process take part in another generation. Returns False if it has exited."""
-        if self.has_ended:
+        if self._process.exitcode is not None:
             return False
         try:
             self._connection.send(assignment)
@@ -130,8 +114,7 @@ class RankHandle:
 
     def poll(self) -> None:
         """Receive its result, if there is one, and update `status`."""
-        # Read first: the result of an exited process is still in the pipe.
-        status = self._process.exitcode if self.has_ended else status_of_dead(self.pid)
+        status = self._process.exitcode  # read first: the result of an exited process is still in the pipe
         if self._reported is None and not self._connection.closed and self._connection.poll():
             try:
                 self._reported = self._connection.recv()
@@ -250,7 +233,6 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
     task, place = assignment.task, assignment.place
     _set_name(f"spotune-rank-{place.rank}")
     os.environ |= place.environment()
-    from spotune_trainer.engine.predecessors import Predecessors
     from spotune_trainer.training.failures import describe
     from spotune_trainer.training.worker import TrainResult, run_worker
 
@@ -260,8 +242,7 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
     if assignment.keep:
         messages.begin(task.generation)
     try:
-        predecessors = Predecessors(assignment.predecessors)
-        trained = run_worker(task, place.rank, place.world_size, assignment.memory, predecessors)
+        trained = run_worker(task, place.rank, place.world_size, assignment.memory)
     except BaseException as error:  # noqa: BLE001 - run_worker has logged it in full
         failure = describe(place.rank, error)
         is_own = isinstance(error, SpotuneError | MemoryError)
