@@ -21,8 +21,8 @@ _PROCESSES = _RESULTS / "recovery_processes.json"
 _ON_GPUS = {
     "Before": _RESULTS / "recovery_processes_gpu_2_before.json",
     "After the first changes": _RESULTS / "recovery_processes_gpu_2_first.json",
-    "After all but the last change": _RESULTS / "recovery_processes_gpu_2.json",
-    "One worker on one GPU": _RESULTS / "recovery_processes_gpu_1.json",
+    "Now": _RESULTS / "recovery_processes_gpu_2.json",
+    "Now, one worker on one GPU": _RESULTS / "recovery_processes_gpu_1.json",
 }
 _SOURCES = {
     "memory": "shared memory of the node",
@@ -86,7 +86,7 @@ after its first attempt, which cost every rank that was ready before rank 0.
 
 _GPUS_TEXT = """## On GPUs
 
-The same measurement on {device}s: `kill -9` of one worker, two to six times. 1.1B has 13 GB of
+The same measurement on {device}s: `kill -9` of one worker, two to five times. 1.1B has 13 GB of
 state, at ZeRO-2 with float32 masters and moments. With two workers, collectives run over NCCL.
 Medians in seconds. Each table is from another machine of the same kind.
 """
@@ -108,16 +108,10 @@ step. Now this follows the first step. The changes after them:
 - **restore**: training begins before the checksum of the memory is known. Nothing is committed
   until then ([ADR 52](adr/0052-commits-stay-in-memory.md)).
 
-What was left of **leave** is how long a killed process takes to end: the kernel releases 13 GB of
-page-locked memory in half a second, and each worker has locked up to twice its state. Now the next
-group starts meanwhile ([ADR
-64](adr/0064-the-next-group-does-not-wait-for-memory-to-be-freed.md)). In the last table, both took
-turns on one machine, with five and six kills, and the ranks waited for that end in **engine**,
-before they restored. Today they wait before their first commit; that was not measured yet. In two
-of the five recoveries **decide** took half a second, for a reason that is not known.
-
-It takes 4 s to 7 s if the kill comes while memory is being page-locked, in the first seconds of a
-group: once in four recoveries of the table before the last one.
+What is left of **leave** is how long a killed process takes to end: the kernel releases 13 GB of
+page-locked memory in half a second, and each worker has locked up to twice its state. It takes 4 s
+to 7 s if the kill comes while this memory is being locked, in the first seconds of a group: once in
+each of the last two tables, of four and of five recoveries.
 
 A process that is kept aborts NCCL, leaves its generation and takes part in the next one: of eleven
 recoveries nine times, and twice it ended instead and was replaced. On GPUs this saves 0.1 s of
@@ -188,7 +182,7 @@ def _ways(models: Mapping[str, Any]) -> Iterator[str]:
 def _on_gpus() -> Iterator[str]:
     """Recovery on GPUs, as its parts were made faster."""
     measured = {time: json.loads(path.read_text()) for time, path in _ON_GPUS.items()}
-    yield _GPUS_TEXT.format(device=next(iter(measured.values()))["machine"]["device"])
+    yield _GPUS_TEXT.format(device=measured["Now"]["machine"]["device"])
     for time, found in measured.items():
         yield f"**{time}**, `benchmarks/results/{_ON_GPUS[time].name}`:"
         yield ""

@@ -4,11 +4,10 @@ r"""Compares ways to start a worker group after a killed rank: in the processes 
 one way the other ranks keep their processes for the next group (docs/adr/0057); in the other way all ranks are forked
 anew, as before. Runs of both ways take turns. A recovery ends with the first step of the next group. Its parts:
 
-* leave: until the driver knows that the group is dead;
+* leave: until the driver knows that the group has ended;
 * decide: until it has claimed the next generation;
 * process: until rank 0 of that generation begins;
-* data, model, engine, restore, firstStep: `startup` in rank 0's progress.json. Engine, or model on a CPU, contains the
-  wait until the kernel has freed the memory of the killed process.
+* data, model, engine, restore, firstStep: `startup` in rank 0's progress.json.
 
     python -m benchmarks.recovery_processes --output benchmarks/results/recovery_processes.json
 

@@ -29,7 +29,8 @@ class PodProblem:
     """Why a pod does not start.
 
     Attributes:
-        reason: The reason of the kubelet, the scheduler or KubeRay; becomes the ``reason`` of a condition.
+        reason: The reason of the kubelet, the scheduler or KubeRay, or a more exact one of ours; becomes the
+            ``reason`` of a condition.
         message: A sentence for people.
     """
 

@@ -2,7 +2,8 @@
 
 The supervisor writes a notice for the whole job, after a request to stop or a spot notice for the head. The driver
 writes one for a generation that is to leave: with a deadline if a worker's node is about to be lost, or without one to
-restart with more workers.
+restart with more workers. While there is no driver, the agent of a node writes one if its pod ends, or after some
+minutes.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ def raise_if_stopped(directory: JobDirectory) -> None:
 
 
 class NoticeWatch:
-    """Polls notices on rank 0 and returns the group's actions, once for each notice.
+    """Polls notices on a rank and returns the group's actions, once for each notice.
 
     A group that has to leave by a deadline commits at once, because the node may be lost earlier. Then it trains on for
     as long as a last commit still fits before the deadline. If not even one commit fits, the group trains on until the

@@ -95,8 +95,8 @@ class Worker:
         self.reporter = reporter
         self.memory = memory
         self.policy = CommitPolicy(self.job.spec.checkpoint.every, world_size, task.seconds_to_preemption)
-        of_all = [task.job_directory.notice, reporter.logs.notice]
-        self.notices = NoticeWatch([*(of_all if rank == 0 else []), reporter.logs.agent_notice])
+        read_by_rank_0 = [task.job_directory.notice, reporter.logs.notice]
+        self.notices = NoticeWatch([*(read_by_rank_0 if rank == 0 else []), reporter.logs.agent_notice])
         link = link_of(task.job_directory)
         self._has_own_directory = link is not None and link.is_of_a_node
         self._reads_notices = rank == 0 or (self._has_own_directory and os.environ.get("LOCAL_RANK") == "0")
