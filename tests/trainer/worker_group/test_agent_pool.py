@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from spotune.errors import InfrastructureError
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import choose_checkpoint
@@ -63,6 +64,13 @@ def test_slots_of_a_node_count_as_imported_once_its_fork_server_has_imported(clu
 
     until(has_imported)
     assert all(slots.imported <= slots.ready <= slots.nodes == SLOTS for slots in found)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the node has a GPU")
+def test_memory_of_a_gpu_that_cannot_be_used_is_an_error_with_the_cause(cluster: Cluster) -> None:
+    cluster.ensure()
+    with pytest.raises(InfrastructureError, match=r"the GPU of node 127\.0\.0\.1 cannot be used: .*NVIDIA"):
+        cluster.agents.worker_memory_bytes(1, gpus=True)
 
 
 def test_killed_rank_is_reported_lost_and_the_other_ranks_are_killed(cluster: Cluster) -> None:

@@ -27,10 +27,7 @@ from spotune.retry import FailureCause
 from spotune_trainer.bucket.link import link_of
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
-from spotune_trainer.worker_group.node_agent import (
-    GRACE_SECONDS,
-    GRACE_SECONDS_OF_KEPT,
-)
+from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, GRACE_SECONDS_OF_KEPT
 from spotune_trainer.worker_group.node_proxy import NodeProxy
 from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, others_of
 from spotune_trainer.worker_group.ray_nodes import draining_nodes, slots_by_node
@@ -193,18 +190,19 @@ class AgentPool:
         """Memory in bytes of one of `workers` ranks: of its GPU, or its share of a node. Asks an agent that is ready.
 
         Raises:
-            InfrastructureError: no agent replies.
+            InfrastructureError: no agent replies, or the GPUs cannot be used.
         """
         with self._lock:
             ready = [agent for agent in self._agents.values() if agent.is_ready()]
+        problem: object = "no node agent replied; the nodes may have been lost"
         for agent in ready:
-            with suppress(RayError):
+            try:
                 if gpus:
                     return int(ray.get(agent.handle.call.remote("gpu_memory_bytes"), timeout=_IMPORT_SECONDS))
                 return agent.info().memory_bytes // min(agent.slots, workers)
-        raise InfrastructureError(
-            "the memory of a worker is unknown: no node agent replied; the nodes may have been lost"
-        )
+            except RayError as error:
+                problem = getattr(error, "cause", error)
+        raise InfrastructureError(f"the memory of a worker is unknown: {problem}")
 
     def run_group(self, task: WorkerTask, world_size: int) -> GroupResult:
         """Run one generation on `world_size` ranks; returns when all of them have exited."""

@@ -124,11 +124,21 @@ class NodeAgent:
         process.join()
 
     def gpu_memory_bytes(self) -> int:
-        """Memory of the node's first GPU. A separate process reads it, so that the agent itself uses no GPU memory."""
+        """Memory of the node's first GPU. A separate process reads it, so that the agent itself uses no GPU memory.
+
+        Raises:
+            InfrastructureError: the GPU cannot be used.
+        """
         receiver, sender = FORKING.Pipe(duplex=False)
         FORKING.Process(target=_send_gpu_memory, args=(sender,)).start()
         sender.close()
-        return int(receiver.recv())
+        try:
+            answer: int | str = receiver.recv()
+        except EOFError:
+            answer = "the process that reads its memory was killed"
+        if isinstance(answer, str):
+            raise InfrastructureError(f"the GPU of node {self._address} cannot be used: {answer}")
+        return answer
 
     def free_port(self) -> int:
         """A free TCP port of this node."""
@@ -330,4 +340,7 @@ def _do_nothing() -> None:
 def _send_gpu_memory(sender: Connection) -> None:
     import torch
 
-    sender.send(torch.cuda.get_device_properties(0).total_memory)
+    try:
+        sender.send(torch.cuda.get_device_properties(0).total_memory)
+    except Exception as error:  # noqa: BLE001 - raised by the agent
+        sender.send(str(error))
