@@ -183,7 +183,8 @@ def test_short_lived_nodes_do_not_resize_a_group() -> None:
     visits = [point for at in range(400, 1900, 20) for point in ((float(at), 4), (at + 9.0, 2))]
     scenario = replace(CHOICE, min_workers=2, resize_cooldown=0.0, checkpoint_every=10_000)
     for steady, restarts in ((10.0, 0), (8.0, 1)):
-        outcome = simulate(Trace(((0.0, 2), *visits), 2000.0), scenario, replace(TIMES, steady=steady), steps=500)
+        trace = Trace(((0.0, 2), *visits, (1999.0, 0)), 2000.0)  # the group is done before all nodes are lost
+        outcome = simulate(trace, scenario, replace(TIMES, steady=steady), steps=500)
         assert min(outcome.restarts, 1) == restarts
 
 
