@@ -83,6 +83,7 @@ class FlippedBit:
             self.damaged = newest.path
 
 
+@pytest.mark.long  # `make proof` plays such schedules; test_supervise_ray.py kills everything once
 def test_model_is_bit_identical_after_kills_and_a_corrupt_checkpoint(runner: ScheduleRunner) -> None:
     flipped = FlippedBit()
     injector, evidence, output = runner.run(KEEPS_ITS_WORLD_SIZE, flipped)

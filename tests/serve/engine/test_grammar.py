@@ -105,7 +105,7 @@ def test_sequences_of_one_batch_have_their_own_schemas(tokenizer: PreTrainedToke
     assert free == ask(model, [plain], tokenizer)[0]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.2])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.long), 1.2])
 def test_continued_answer_has_the_tokens_of_an_undisturbed_one(
     temperature: float, tokenizer: PreTrainedTokenizerBase
 ) -> None:
