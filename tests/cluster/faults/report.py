@@ -73,7 +73,9 @@ def report(cases: Sequence[tuple[str, str]], records: Mapping[str, Record], mach
     rows = ["| " + " | ".join(_HEADINGS) + " |", "|---" * len(_HEADINGS) + "|"]
     rows += ["| " + " | ".join(_row(name, asserted, records.get(name))) + " |" for name, asserted in cases]
     passed, tested = num_passed(records.values()), tested_commits(records.values())
-    about = f"**{passed} of {len(cases)} passed.** Commit {tested}. {machine}"
+    missing = sum(name not in records for name, _ in cases)
+    later = f" {missing} of the {len(cases)} faults have not been injected yet." if missing else ""
+    about = f"**{passed} of {len(cases) - missing} passed.**{later} Commit {tested}. {machine}"
     times = (
         "Times are those of a tiny model on one machine that runs the whole cluster. Use them only to compare faults\n"
         "with each other."
