@@ -169,6 +169,7 @@ class Pod:
             os.kill(os.getpid(), signal.SIGTERM)
 
         thread = threading.Thread(target=run_script)
+        earlier = signal.signal(signal.SIGTERM, lambda *_: None)  # if the supervisor has ended before the script
         thread.start()
         outcome: SpotuneError | None = None
         try:
@@ -177,6 +178,7 @@ class Pod:
             outcome = error
         finally:
             thread.join()
+            signal.signal(signal.SIGTERM, earlier)
         if errors:
             raise AssertionError(f"{errors[0]}; its last lines are {self.lines[-5:]}") from errors[0]
         return outcome
