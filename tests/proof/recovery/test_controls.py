@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -21,25 +23,20 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> ControlBench:
     return ControlBench(runs, References(runs, control_job(runs)))
 
 
-@pytest.mark.parametrize(
-    "held",
-    [
-        pytest.param(held, id=held.name, marks=() if "checksum" in held.name else pytest.mark.long)
-        for held in HELD_FILES
-    ],
-)
+def parameters(defects: Sequence[Control | HeldFiles]) -> list[Any]:
+    """The defects as parameters of a test, all but those of checksums for `make test-long`."""
+    return [
+        pytest.param(each, id=each.name, marks=() if "checksum" in each.name else pytest.mark.long) for each in defects
+    ]
+
+
+@pytest.mark.parametrize("held", parameters(HELD_FILES))
 def test_intact_trainer_reads_the_volume_instead(bench: ControlBench, held: HeldFiles) -> None:
     directory = held.resume(bench, held.intact)
     assert findings(bench.evidence(directory)) == []
 
 
-@pytest.mark.parametrize(
-    "control",
-    [
-        pytest.param(control, id=control.name, marks=() if "checksum" in control.name else pytest.mark.long)
-        for control in RANK_CONTROLS
-    ],
-)
+@pytest.mark.parametrize("control", parameters(RANK_CONTROLS))
 def test_believed_bytes_are_found(bench: ControlBench, control: Control) -> None:
     found = run_control(control, bench)
     assert any(re.search(control.caught_by, finding) for finding in found), found

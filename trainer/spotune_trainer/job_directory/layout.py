@@ -186,7 +186,7 @@ class GenerationLogs:
 
     @property
     def agent_notice(self) -> Path:
-        """The same, written by the agent of a node while there is no driver."""
+        """Reason for this generation to leave; written by the agent of a node while there is no driver."""
         return self.root / "agent-notice.json"
 
     def worker(self, rank: int) -> Path:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from spotune.errors import InfrastructureError
@@ -200,8 +200,10 @@ class AgentPool:
                 if gpus:
                     return int(ray.get(agent.handle.call.remote("gpu_memory_bytes"), timeout=_IMPORT_SECONDS))
                 return agent.info().memory_bytes // min(agent.slots, workers)
-            except RayError as error:
-                problem = getattr(error, "cause", error)
+            except RayTaskError as error:  # the agent's own; any other only says that the node was lost
+                problem = error.cause
+            except RayError:
+                continue
         raise InfrastructureError(f"the memory of a worker is unknown: {problem}")
 
     def run_group(self, task: WorkerTask, world_size: int) -> GroupResult:
