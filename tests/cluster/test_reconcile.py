@@ -21,6 +21,7 @@ from tests.cluster.job_lives import LIFE, TRAINING, live
 from tests.cluster.operator_install import no_operator
 from tests.cluster.reconciling import NAME, STORAGE_CLASS, Fault, Kind, World, differences, listed, world
 from tests.cluster.whole_operator import whole_operator
+from tests.operator.support.event_loop import run
 
 pytestmark = pytest.mark.cluster
 
@@ -69,7 +70,7 @@ def within(namespace: Kubectl, credentials: Login, test: Callable[[World], Corou
         async with world(credentials, namespace.namespace) as here:
             await test(here)
 
-    asyncio.run(main())
+    run(main())
 
 
 # Faults of requests
@@ -359,7 +360,7 @@ def test_nothing_is_asked_and_nothing_is_written_while_nothing_changes(
                 assert await operator.calls() - calls == Counter()
                 assert await _versions(here) == versions
 
-    asyncio.run(main())
+    run(main())
 
 
 OTHERS: dict[str, dict[str, Any]] = {

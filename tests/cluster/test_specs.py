@@ -31,6 +31,7 @@ from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from tests import ROOT
 from tests.cluster.operator_install import no_operator
 from tests.cluster.whole_operator import WholeOperator, whole_operator
+from tests.operator.support.event_loop import run
 from tests.operator.support.generated_specs import Spec, generated
 
 pytestmark = pytest.mark.cluster
@@ -111,7 +112,7 @@ def test_api_server_and_models_agree_about_generated_specs(
     kind: str, namespace: Kubectl, took: dict[str, float]
 ) -> None:
     start = time.monotonic()
-    verdicts = asyncio.run(tried(generated(NUMBER, kind), namespace.namespace, kind))
+    verdicts = run(tried(generated(NUMBER, kind), namespace.namespace, kind))
     took[f"{NUMBER} {kind} specs tried by server-side dry-run"] = time.monotonic() - start
     kinds: Counter[str] = Counter()
     for verdict in verdicts:
@@ -202,7 +203,7 @@ def test_every_job_that_the_api_server_takes_ends_with_a_condition_that_says_why
             passes = await operator.passes()
             assert passes['result="error"'] == 0, passes
 
-    asyncio.run(main())
+    run(main())
 
 
 def check_settled(job: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""The end of a watch over TLS, against a server that does not close its side."""
+"""The end of requests over TLS, against a server that does not close its side."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ import socket
 import ssl
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import kopf
+import pytest
 
-from spotune_operator.kube.client import PODS, Kube
+from spotune_operator.kube.client import JOBS, PODS, Kube
 from spotune_testcluster.pki import Authority
+from tests.operator.support.event_loop import run
 
 _EVENT = json.dumps({"type": "ADDED", "object": {"metadata": {"name": "a"}}}).encode() + b"\n"
 
@@ -54,9 +56,24 @@ def test_connection_of_a_watch_that_is_left_closes_without_the_server(tmp_path: 
             assert await anext(events) == ("ADDED", {"metadata": {"name": "a"}})
             await events.aclose()
 
-    # Each transport that is still open when the event loop ends warns of itself.
+    assert warnings_after(lambda connection: asyncio.run(asyncio.wait_for(test(connection), 30)), tmp_path) == []
+
+
+def test_connection_of_a_cancelled_request_ends_with_the_event_loop_of_a_test(tmp_path: Path) -> None:
+    async def test(connection: kopf.ConnectionInfo) -> None:
+        async with Kube(lambda: connection) as kube:
+            with pytest.raises(TimeoutError):  # the server never sends the rest of its response
+                await asyncio.wait_for(kube.find(JOBS, "default", "a"), 1)
+
+    assert warnings_after(lambda connection: run(test(connection)), tmp_path) == []
+    found = warnings_after(lambda connection: asyncio.run(test(connection)), tmp_path)
+    assert any("unclosed" in message for message in found), "asyncio.run alone would do"
+
+
+def warnings_after(test: Callable[[kopf.ConnectionInfo], None], tmp_path: Path) -> list[str]:
+    """The warnings of a test: each transport that is still open when the event loop ends warns of itself."""
     with tls_server_that_never_closes(tmp_path) as connection, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", ResourceWarning)
-        asyncio.run(asyncio.wait_for(test(connection), 30))
+        test(connection)
         gc.collect()
-    assert [str(warning.message) for warning in found] == []
+    return [str(warning.message) for warning in found]
