@@ -13,7 +13,7 @@ from typing import Any
 
 _RESULTS = Path(__file__).parent / "results"
 _MEASURED = {
-    "Now: ranks are forked ([ADR 18](adr/0018-ranks-are-forked.md))": _RESULTS / "recovery.json",
+    "Ranks are forked ([ADR 18](adr/0018-ranks-are-forked.md))": _RESULTS / "recovery.json",
     "Before: each worker group imported all modules again": _RESULTS / "recovery_before.json",
 }
 _LOADING = _RESULTS / "restore_from_memory.json"
@@ -44,6 +44,10 @@ them. [recovery.py](../benchmarks/recovery.py) measures it on a real Kubernetes 
 
 The model is tiny, one machine runs the whole cluster, and the tables are from different days.
 Compare the parts within one table.
+
+The rows of a lost head are from before [ADR 61](adr/0061-ranks-outlive-the-head.md). Today the
+workers train on without a head: no step is lost, and steps pause for seconds ([the fault
+suite](faults.md)).
 
 | part | seconds until |
 |---|---|
