@@ -73,7 +73,8 @@ def test_connection_that_is_left_open_ends_with_the_event_loop_of_a_test(tmp_pat
     async def test(connection: kopf.ConnectionInfo) -> None:
         address = urlsplit(connection.server)
         loop, context = asyncio.get_running_loop(), connection.as_ssl_context()
-        transport, client = await loop.create_connection(Client, address.hostname, address.port, ssl=context)
+        host, port = str(address.hostname), address.port or 443
+        transport, client = await loop.create_connection(Client, host, port, ssl=context)
         transport.write(b"GET / HTTP/1.1\r\n\r\n")
         await asyncio.wait_for(client.has_response.wait(), 20)
 
