@@ -13,6 +13,7 @@ from spotune.job_file.yaml_file import Document
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from tests import ROOT
+from tests.api.job.test_training_function import REFUSED
 from tests.api.job_file.test_broken_job_values import BROKEN
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
 
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.cluster
 
 
 EXAMPLE = ROOT / "examples" / "text-to-sql" / "finetunejob.yaml"
+OWN_FUNCTION = ROOT / "examples" / "own-function" / "finetunejob.yaml"
 FROZEN = "is immutable after the first checkpoint"
 
 NAMED_OTHERWISE = {
@@ -64,7 +66,11 @@ def patch(kubectl: Kubectl, content: dict[str, Any], *options: str) -> None:
     kubectl("patch", "ftj", "t5-wikisql", "--type=merge", "--patch", json.dumps(content), *options)
 
 
-@pytest.mark.parametrize("text", [EXAMPLE.read_text(), JOB_FILE, FULL_JOB_FILE], ids=["text-to-sql", "small", "full"])
+@pytest.mark.parametrize(
+    "text",
+    [EXAMPLE.read_text(), OWN_FUNCTION.read_text(), JOB_FILE, FULL_JOB_FILE],
+    ids=["text-to-sql", "own-function", "small", "full"],
+)
 def test_a_valid_job_is_stored_with_every_default_of_the_models(text: str, namespace: Kubectl, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text(text)
@@ -86,6 +92,20 @@ def test_a_job_that_the_models_refuse_is_refused_by_the_name_of_the_field(
     field = line.split(":")[2].strip()
     with pytest.raises(KubectlError, match=re.escape(NAMED_OTHERWISE.get(name, f"{field}: "))):
         create(cluster.kubectl, JOB_FILE.replace(valid, broken, 1), "--dry-run=server")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"), REFUSED, ids=lambda case: "-".join(case) if isinstance(case, dict) else ""
+)
+def test_what_a_training_function_does_not_read_is_refused(
+    sections: dict[str, Any], message: str, cluster: ClusterUnderTest
+) -> None:
+    job = yaml.safe_load(OWN_FUNCTION.read_text())
+    for name, section in sections.items():
+        job["spec"][name] = {**job["spec"].get(name, {}), **section}
+    section = message.split(".")[1].partition(":")[0]
+    with pytest.raises(KubectlError, match=rf"spec\.{section}.*(with training.function|package.module:function)"):
+        create(cluster.kubectl, json.dumps(job), "--dry-run=server")
 
 
 @pytest.mark.parametrize(

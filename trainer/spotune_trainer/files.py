@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,15 +43,49 @@ def fsync_tree(path: Path) -> None:
 @contextmanager
 def new_directory(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill. It becomes `path` once it is durable, and is removed after an error."""
-    for abandoned in path.parent.glob(f".{glob.escape(path.name)}.????????"):  # by a killed process
-        shutil.rmtree(abandoned, ignore_errors=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    temporary.mkdir(parents=True)
-    try:
+    _remove_abandoned(path)
+    with _temporary_directory(path) as temporary:
         yield temporary
         fsync_tree(temporary)
         temporary.rename(path)
         fsync_directory(path.parent)
+
+
+@contextmanager
+def replacing_directory(path: Path, before_replacing: Callable[[], None]) -> Iterator[Path]:
+    """As `new_directory`, and replaces a directory at `path`. A kill leaves the old one, the new one, or none.
+
+    Args:
+        path: the directory.
+        before_replacing: called once the new one is durable; if it raises, nothing is replaced.
+    """
+    _remove_abandoned(path)
+    with _temporary_directory(path) as temporary:
+        yield temporary
+        fsync_tree(temporary)
+        before_replacing()
+        if path.exists():
+            with _temporary_directory(path) as old:
+                path.rename(old)
+                temporary.rename(path)
+        else:
+            temporary.rename(path)
+        fsync_directory(path.parent)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the temporary directories of `path` that a killed process has left."""
+    for abandoned in path.parent.glob(f".{glob.escape(path.name)}.????????"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+
+
+@contextmanager
+def _temporary_directory(path: Path) -> Iterator[Path]:
+    """A new directory beside `path`, which is removed at the end."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -5,8 +5,9 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from spotune.crd.cel_rules import NAME_RULES, Rule
+from spotune.crd.cel_rules import NAME_RULES, Rule, has_defaults, unless_absent
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES, PREPARE_RULES
+from spotune.crd.function_rules import FUNCTION_RULES, OPTIONAL_SECTIONS
 from spotune.crd.reproducible_rules import REPRODUCIBLE_EXECUTION_RULES, REPRODUCIBLE_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.crd.storage_rules import STORAGE_RULES, STORAGE_SECTION_RULES
@@ -53,20 +54,14 @@ _LABELS: Final = list(LABEL_OBJECTIVES)
 _LANGUAGE_MODELS: Final = ["sft", *PREFERENCE_OBJECTIVES]
 
 
-def _default_evaluation() -> str:
-    """CEL expression that is true if the evaluation section has only default values, but for what harness needs."""
-    defaults = EvaluationSpec().model_dump(mode="json", exclude_none=True)
-    spelled = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in defaults.items()}
-    of_harness = ("harness", "best", "earlyStopping")  # earlyStopping requires best
-    given = [f"self.training.evaluation.{name} == {value}" for name, value in spelled.items()]
-    absent = [f"!has(self.training.evaluation.{name})" for name in _optional(EvaluationSpec) if name not in of_harness]
-    best = "self.training.evaluation.best"
-    return " && ".join([*given, *absent, f"(!has({best}) || {best}.metric.contains('/'))"])
-
-
-def _optional(section: type[BaseModel]) -> list[str]:
-    """Names of the fields of a section that are absent by default."""
-    return [field.alias or name for name, field in section.model_fields.items() if field.default is None]
+_OF_HARNESS: Final = ("harness", "best", "earlyStopping")
+"""Fields of an evaluation that its tasks need; earlyStopping requires best."""
+_BEST: Final = "self.training.evaluation.best"
+_DEFAULT_EVALUATION: Final = (
+    f"{has_defaults('self.training.evaluation', EvaluationSpec, _OF_HARNESS)} && "
+    f"(!has({_BEST}) || {_BEST}.metric.contains('/'))"
+)
+"""CEL expression that is true if the evaluation section has only default values, but for what harness needs."""
 
 
 _SPEC = (
@@ -207,7 +202,7 @@ _SPEC = (
         "dataset.maxCompletionLength",
     ),
     Rule(
-        f"has(self.dataset.eval) || self.dataset.mixture.exists(source, has(source.eval)) || ({_default_evaluation()})",
+        f"has(self.dataset.eval) || self.dataset.mixture.exists(source, has(source.eval)) || ({_DEFAULT_EVALUATION})",
         "has no evaluation data: set dataset.eval.source or dataset.eval.fraction",
         "training.evaluation",
     ),
@@ -313,6 +308,8 @@ _JOB = (
 
 _EXTENDABLE: Final = ("epochs", "maxSteps")
 """Fields that may be increased after the first checkpoint, to train longer."""
+_CHANGEABLE: Final = ("code", "config")
+"""Fields that may change at any time."""
 _FROZEN_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "model": ModelSpec,
     "dataset": DatasetSpec,
@@ -332,9 +329,10 @@ def _freeze_rules() -> Iterator[Rule]:
     yield _freeze_rule("spec.storage.bucket", optional=False)
     for section, model in _FROZEN_SECTIONS.items():
         for name, field in model.model_fields.items():
-            if field.alias not in _EXTENDABLE:
+            if (field.alias or name) not in (*_EXTENDABLE, *_CHANGEABLE):
                 optional = not field.is_required() and field.default is None
-                yield _freeze_rule(f"spec.{section}.{field.alias or name}", optional=optional)
+                rule = _freeze_rule(f"spec.{section}.{field.alias or name}", optional=optional)
+                yield unless_absent(rule, "self.spec.model", "self.spec.dataset")
     for name in _EXTENDABLE:
         yield Rule(
             f"{_NO_CHECKPOINT_YET} || !has(self.spec.training.{name}) || "
@@ -368,7 +366,10 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **TRAINING_RULES,
     StorageSpec: STORAGE_SECTION_RULES,
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
-    FinetuneJobSpec: (*_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES),
+    FinetuneJobSpec: (
+        *FUNCTION_RULES,
+        *(unless_absent(rule, *OPTIONAL_SECTIONS) for rule in (*_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES)),
+    ),
     JobServingSpec: SERVING_RULES,
     FinetuneJob: (*NAME_RULES, *_JOB, *_freeze_rules()),
 }

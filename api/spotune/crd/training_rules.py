@@ -102,7 +102,11 @@ def _is_default(field: str) -> str:
 
 
 _TRAINING = (
-    Rule("has(self.epochs) || has(self.maxSteps)", "has no length: set epochs, maxSteps, or both"),
+    Rule(
+        "self.function != '' || has(self.epochs) || has(self.maxSteps)", "has no length: set epochs, maxSteps, or both"
+    ),
+    Rule("!self.code.contains('://')", "must be a folder: code is not read from stores", "code"),
+    Rule("self.function != '' || self.code == ''", "is only used by function: set function, or remove it", "code"),
     Rule("self.warmupRatio == 0.0 || self.warmupSteps == 0", "set warmupRatio or warmupSteps, not both", "warmupSteps"),
     Rule(
         "self.scheduler != 'constant' || (self.warmupRatio == 0.0 && self.warmupSteps == 0)",

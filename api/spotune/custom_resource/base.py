@@ -64,6 +64,13 @@ def invalid(field: str, reason: str) -> NoReturn:
     raise PydanticCustomError("invalid", "{reason}", {"field": field, "reason": reason})
 
 
+def changed_from_default(section: Section) -> list[str]:
+    """Names in camelCase of the fields of a section that do not have their default."""
+    fields = type(section).model_fields
+    changed = [name for name, field in fields.items() if getattr(section, name) != field.get_default()]
+    return [fields[name].alias or name for name in changed]
+
+
 @dataclass(frozen=True)
 class _ExpectedMessage(WrapValidator):
     """A validator that also puts its error text into the JSON schema."""

@@ -3,9 +3,9 @@
 import re
 from typing import Final, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from spotune.custom_resource.base import API_VERSION, Section, invalid
+from spotune.custom_resource.base import API_VERSION, Section, changed_from_default, invalid
 from spotune.custom_resource.metadata import Metadata
 from spotune.job.cluster import ClusterSpec, HeadSpec, WorkersSpec
 from spotune.job.dataset import DatasetSpec
@@ -28,18 +28,24 @@ from spotune.job.training import (
 KIND: Final = "FinetuneJob"
 _REPRODUCIBLE: Final = "execution.reproducible worldSize"
 
+USED_WITH_FUNCTION: Final = {"training": ("function", "code", "config"), "checkpoint": ("keep", "keepEverySteps")}
+"""Fields of these sections that a job with training.function may set; other sections than these have none."""
+NOT_FOR_FUNCTIONS: Final = "is not used with training.function: remove it"
+
 ModelKind = Literal["causal", "seq2seq", "reward", "embedding", "classification", "tokenClassification"]
 
 
 class FinetuneJobSpec(Section):
     """What to train (model, adapter, dataset, training) and how to run it (all other sections)."""
 
-    model: ModelSpec
-    """The model to train: its source, task and precision. Frozen after the first checkpoint."""
+    given_model: ModelSpec | None = Field(default=None, alias="model")
+    """The model to train: its source, task and precision. Required unless training.function is set. Frozen after the
+    first checkpoint."""
     adapter: AdapterSpec | None = None
     """Parameter-efficient finetuning. If absent, all parameters are trained. Frozen after the first checkpoint."""
-    dataset: DatasetSpec
-    """Training data, how a row becomes text, and what is held out for evaluation. Frozen after the first checkpoint."""
+    given_dataset: DatasetSpec | None = Field(default=None, alias="dataset")
+    """Training data, how a row becomes text, and what is held out for evaluation. Required unless training.function is
+    set. Frozen after the first checkpoint."""
     training: TrainingSpec
     """Hyperparameters and evaluation. Names follow Hugging Face TrainingArguments. Frozen after the first checkpoint,
     except that epochs and maxSteps may grow."""
@@ -70,6 +76,23 @@ class FinetuneJobSpec(Section):
     deletes the ModelService. On one machine it is ignored: use spotune serve."""
 
     @property
+    def model(self) -> ModelSpec:
+        """The model of a job without a training function of its own."""
+        assert self.given_model is not None, "a job with training.function has no model"
+        return self.given_model
+
+    @property
+    def dataset(self) -> DatasetSpec:
+        """The data of a job without a training function of its own."""
+        assert self.given_dataset is not None, "a job with training.function has no dataset"
+        return self.given_dataset
+
+    @property
+    def prepares_data(self) -> bool:
+        """Whether raw data becomes shards before training."""
+        return self.given_dataset is not None and bool(self.given_dataset.prepared_sources)
+
+    @property
     def model_kind(self) -> ModelKind:
         """What the trained model is: a language model of model.task, or what the objective makes of it."""
         objective = self.training.objective
@@ -86,7 +109,39 @@ class FinetuneJobSpec(Section):
         return self.model_kind in ("reward", *LABEL_OBJECTIVES)
 
     @model_validator(mode="after")
-    def _check_task(self) -> Self:
+    def _check_sections_together(self) -> Self:
+        if self.training.function:
+            self._check_function()
+            return self
+        for field, section in (("model", self.given_model), ("dataset", self.given_dataset)):
+            if section is None:
+                invalid(field, "is required, unless training.function names a training function of your own")
+        self._check_task()
+        self._check_unused_columns()
+        self._check_objective()
+        self._check_evaluation()
+        self._check_harness()
+        self._check_adapter()
+        self._check_optimizer()
+        self._check_reproducible()
+        self._check_storage()
+        self._check_serving()
+        self._check_micro_batch()
+        return self
+
+    def _check_function(self) -> None:
+        """Raise for sections that the user's own training function does not read."""
+        for name in ("given_model", "given_dataset", "adapter", "serving"):
+            if getattr(self, name) is not None:
+                invalid(name.removeprefix("given_"), NOT_FOR_FUNCTIONS)
+        for name in ("training", "execution", "checkpoint", "output"):
+            for field in changed_from_default(getattr(self, name)):
+                if field not in USED_WITH_FUNCTION.get(name, ()):
+                    invalid(f"{name}.{field}", NOT_FOR_FUNCTIONS)
+        if self.storage.bucket:
+            invalid("storage.bucket", "is not supported with training.function: use a volume")
+
+    def _check_task(self) -> None:
         dataset = self.dataset
         if self.model.task == "seq2seq":
             if dataset.packing:
@@ -98,10 +153,8 @@ class FinetuneJobSpec(Section):
         elif dataset.max_completion_length:
             reason = "is only used by seq2seq models; for causal models maxLength limits prompt and completion together"
             invalid("dataset.maxCompletionLength", reason)
-        return self
 
-    @model_validator(mode="after")
-    def _check_unused_columns(self) -> Self:
+    def _check_unused_columns(self) -> None:
         objective, dataset = self.training.objective, self.dataset
         if objective == "sft" and dataset.chosen:
             invalid(
@@ -115,13 +168,11 @@ class FinetuneJobSpec(Section):
             invalid("dataset.labels", reason)
         if objective != "embedding" and dataset.query:
             invalid("dataset.query", f"is only used by embedding; training.objective is {objective}")
-        return self
 
-    @model_validator(mode="after")
-    def _check_objective(self) -> Self:
+    def _check_objective(self) -> None:
         objective = self.training.objective
         if objective == "sft":
-            return self
+            return
         if self.model.task == "seq2seq":
             invalid("training.objective", f"{objective} is for causal models; model.task is seq2seq")
         match objective:
@@ -137,7 +188,6 @@ class FinetuneJobSpec(Section):
             invalid("training.evaluation.generate", f"is not supported for {objective}: remove it")
         if not self.generates_text:
             self._check_without_text()
-        return self
 
     def _check_pairs(self) -> None:
         """Raise if the row format is not that of pairs, or a reward model would get packed ones."""
@@ -206,8 +256,7 @@ class FinetuneJobSpec(Section):
         if self.has_head and not self.output.merge_adapter:
             invalid("output.mergeAdapter", f"false is not supported for {kind}: the head is exported with the model")
 
-    @model_validator(mode="after")
-    def _check_evaluation(self) -> Self:
+    def _check_evaluation(self) -> None:
         evaluation, dataset = self.training.evaluation, self.dataset
         best = evaluation.best
         of_tasks = ["harness", *(["best", "early_stopping"] if best and is_harness_metric(best.metric) else [])]
@@ -226,10 +275,8 @@ class FinetuneJobSpec(Section):
         if sql is not None and prepared and sql.column not in dataset.keep:
             reason = f"must contain the column {sql.column!r}, which training.evaluation.sql.column names"
             invalid("dataset.keep", reason)
-        return self
 
-    @model_validator(mode="after")
-    def _check_harness(self) -> Self:
+    def _check_harness(self) -> None:
         if self.training.evaluation.harness is not None:
             field = "training.evaluation.harness"
             if not self.generates_text:
@@ -237,10 +284,8 @@ class FinetuneJobSpec(Section):
                 invalid(field, f"evaluates language models, and {reason}")
             if not self.output.merge_adapter:
                 invalid(field, "evaluates a whole model, not an adapter alone: set output.mergeAdapter to true")
-        return self
 
-    @model_validator(mode="after")
-    def _check_adapter(self) -> Self:
+    def _check_adapter(self) -> None:
         if not self.output.merge_adapter:
             if self.adapter is None:
                 invalid("output.mergeAdapter", "false requires an adapter: remove this field, or set spec.adapter")
@@ -264,10 +309,8 @@ class FinetuneJobSpec(Section):
         if self.adapter is not None and self.execution.compile is True and at_stage_3:
             reason = "layers with frozen weights cannot be compiled at ZeRO stage 3: use auto or false"
             invalid("execution.compile", reason)
-        return self
 
-    @model_validator(mode="after")
-    def _check_optimizer(self) -> Self:
+    def _check_optimizer(self) -> None:
         optimizer, execution = self.training.optimizer, self.execution
         if optimizer in WHOLE_MATRIX_OPTIMIZERS:
             if execution.offload != "none":
@@ -281,10 +324,8 @@ class FinetuneJobSpec(Section):
         if optimizer == "muon" and self.adapter is not None:
             reason = "muon is for whole weight matrices, not for those of an adapter: use another optimizer"
             invalid("training.optimizer", reason)
-        return self
 
-    @model_validator(mode="after")
-    def _check_reproducible(self) -> Self:
+    def _check_reproducible(self) -> None:
         training = self.training
         if self.execution.reproducible == "worldSize":
             if training.optimizer != "adamw":
@@ -294,10 +335,8 @@ class FinetuneJobSpec(Section):
                 invalid("training.adamEpsilon", reason)
             if self.model.dtype == "float16":
                 invalid("model.dtype", f"float16 is not supported for {_REPRODUCIBLE}: use bfloat16 or float32")
-        return self
 
-    @model_validator(mode="after")
-    def _check_storage(self) -> Self:
+    def _check_storage(self) -> None:
         storage, of_data = self.storage, self.dataset.credentials
         endpoints = {each.endpoint for each in (storage.credentials, of_data) if each is not None and each.endpoint}
         if len(endpoints) > 1:
@@ -305,25 +344,20 @@ class FinetuneJobSpec(Section):
             invalid("storage.credentials.endpoint", reason)
         if self.serving is not None and storage.bucket and not storage.bucket.startswith("s3://"):
             invalid("serving", "reads models from s3:// only: use such a storage.bucket, or a volume")
-        return self
 
-    @model_validator(mode="after")
-    def _check_serving(self) -> Self:
+    def _check_serving(self) -> None:
         if self.serving is not None and not self.output.merge_adapter:
             reason = (
                 "cannot serve an adapter without its base model: set output.mergeAdapter to true, or write a "
                 "ModelService with the base model and this job under adapters"
             )
             invalid("serving", reason)
-        return self
 
-    @model_validator(mode="after")
-    def _check_micro_batch(self) -> Self:
+    def _check_micro_batch(self) -> None:
         micro_batch_size = self.execution.micro_batch_size
         if micro_batch_size != "auto" and micro_batch_size > self.training.global_batch_size:
             reason = f"{micro_batch_size} is more than training.globalBatchSize, {self.training.global_batch_size}"
             invalid("execution.microBatchSize", reason)
-        return self
 
 
 class FinetuneJob(Section):

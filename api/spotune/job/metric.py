@@ -43,14 +43,15 @@ _PERPLEXITIES: Final = ("perplexity", "word_perplexity", "byte_perplexity", "bit
 _LOWER_IS_BETTER_IN_HARNESS: Final = (*_PERPLEXITIES, "brier_score", "ter")
 """Metrics that lm-eval registers with `higher_is_better=False`."""
 _NAME: Final = "[A-Za-z_][A-Za-z0-9_]*"
-_ENTRY_POINT: Final = rf"{_NAME}([.]{_NAME})*:{_NAME}"
+ENTRY_POINT: Final = rf"{_NAME}([.]{_NAME})*:{_NAME}"
+"""Pattern of a function's name: package.module:function."""
 _EXPECTED: Final = f"{', '.join(BUILT_IN)} or a function of your own as package.module:function"
 
 Metric = Annotated[
-    BuiltIn | Annotated[str, StringConstraints(pattern=f"^{_ENTRY_POINT}$", max_length=_MAX_CHARACTERS)],
+    BuiltIn | Annotated[str, StringConstraints(pattern=f"^{ENTRY_POINT}$", max_length=_MAX_CHARACTERS)],
     expecting(_EXPECTED),
     with_cel_rules(
-        (f"self.matches(r'^({'|'.join(BUILT_IN)}|{_ENTRY_POINT})$')", f"expected {_EXPECTED}"),
+        (f"self.matches(r'^({'|'.join(BUILT_IN)}|{ENTRY_POINT})$')", f"expected {_EXPECTED}"),
         max_length=_MAX_CHARACTERS,
     ),
 ]

@@ -1,15 +1,26 @@
 """How a model is trained and evaluated: the hyperparameters that determine the weights."""
 
+import re
 from collections import Counter
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
 
-from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, Source, invalid
+from spotune.custom_resource.base import (
+    NonNegativeInt,
+    OptionalSource,
+    PositiveInt,
+    Section,
+    Source,
+    invalid,
+    with_cel_rules,
+)
 from spotune.job.metric import (
     ALL_OBJECTIVE_METRICS,
     BUILT_IN,
+    ENTRY_POINT,
     MAX_METRIC_CHARACTERS,
     MAX_METRICS,
     OBJECTIVE_METRICS,
@@ -202,6 +213,22 @@ class EvaluationSpec(Section):
         return self
 
 
+_EXPECTED_FUNCTION: Final = "a function as package.module:function"
+
+
+def _check_function(function: str) -> str:
+    if function and not re.fullmatch(ENTRY_POINT, function):
+        raise PydanticCustomError("expected", "expected {expected}", {"expected": _EXPECTED_FUNCTION})
+    return function
+
+
+TrainingFunction = Annotated[
+    str,
+    AfterValidator(_check_function),
+    with_cel_rules((f"self.matches(r'^({ENTRY_POINT})?$')", f"expected {_EXPECTED_FUNCTION}"), max_length=200),
+]
+FunctionConfig = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+
 Optimizer = Literal["adamw", "adamw8bit", "schedule_free_adamw", "muon", "adafactor"]
 WHOLE_MATRIX_OPTIMIZERS: Final[frozenset[Optimizer]] = frozenset({"muon", "adafactor"})
 """Optimizers whose update needs whole matrices: ZeRO stages 0 to 2, without offload."""
@@ -215,6 +242,14 @@ _ADAM_FIELDS: Final = ("adam_beta1", "adam_beta2", "adam_epsilon")
 class TrainingSpec(Section):
     """Hyperparameters. Names follow Hugging Face TrainingArguments."""
 
+    function: TrainingFunction = ""
+    """Your own training function as package.module:function. Each worker calls it in place of spotune's training loop,
+    and it may use Ray Train. Such a job has neither model nor dataset."""
+    code: OptionalSource = ""
+    """Folder with the modules of function, such as a path on the shared volume. Empty: they are in the image. It may
+    change at any time and applies to the next worker group."""
+    config: FunctionConfig = Field(default={})
+    """Argument of function. It may change until the job has ended, and applies to the next worker group."""
     objective: Objective = "sft"
     """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected. kto: make
     answers more or less likely by dataset.label. reward: a model that scores answers, chosen ones higher than rejected
@@ -277,8 +312,14 @@ class TrainingSpec(Section):
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:
-        if self.epochs is None and self.max_steps is None:
+        if self.epochs is None and self.max_steps is None and not self.function:
             invalid("", "has no length: set epochs, maxSteps, or both")
+        if "://" in self.code:
+            invalid("code", "must be a folder: code is not read from stores")
+        if not self.function:
+            for field, value in (("code", self.code), ("config", self.config)):
+                if value:
+                    invalid(field, "is only used by function: set function, or remove it")
         if self.warmup_ratio and self.warmup_steps:
             invalid("warmupSteps", "set warmupRatio or warmupSteps, not both")
         if self.scheduler == "constant" and (self.warmup_ratio or self.warmup_steps):

@@ -27,6 +27,7 @@ SOURCE_FIELDS = (
     "spec.dataset.mixture[].eval.source",
     "spec.dataset.eval.source",
     "spec.dataset.prepare.source",
+    "spec.training.code",
     "spec.training.evaluation.sql.databases",
     "spec.training.evaluation.harness.includePath",
 )

@@ -28,8 +28,8 @@ def trainer_job(job: FinetuneJob) -> FinetuneJob:
     metadata, spec = content["metadata"], content["spec"]
     for section in _FOR_PODS_ONLY:
         spec.pop(section, None)
-    spec["model"].pop("tokenSecretRef", None)
-    spec["dataset"].pop("credentials", None)
+    spec.get("model", {}).pop("tokenSecretRef", None)
+    spec.get("dataset", {}).pop("credentials", None)
     for field in ("capacity", "onDemandAfter", "resources", "serviceAccountName", "podTemplate"):
         spec.get("workers", {}).pop(field, None)
     named = {"name": metadata["name"], "namespace": job.metadata.namespace}

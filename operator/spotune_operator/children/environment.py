@@ -14,8 +14,8 @@ def job_environment(resolved: ResolvedJob) -> list[dict[str, Any]]:
     spec = resolved.job.spec
     wandb, hub = spec.tracking.wandb, spec.output.hub
     found = []
-    if spec.model.token_secret_ref is not None:
-        found.append(secret_variable("HF_TOKEN", spec.model.token_secret_ref))
+    if spec.given_model is not None and spec.given_model.token_secret_ref is not None:
+        found.append(secret_variable("HF_TOKEN", spec.given_model.token_secret_ref))
     if hub is not None and hub.token_secret_ref is not None:
         found.append(secret_variable(HUB_TOKEN, hub.token_secret_ref))
     if wandb is not None and wandb.key_secret_ref is not None:
@@ -44,4 +44,5 @@ def ray_token(resolved: ResolvedJob) -> list[dict[str, Any]]:
 
 def _given_credentials(resolved: ResolvedJob) -> list[CredentialsSpec]:
     spec = resolved.job.spec
-    return [given for given in (spec.dataset.credentials, spec.storage.credentials) if given is not None]
+    of_data = spec.given_dataset.credentials if spec.given_dataset is not None else None
+    return [given for given in (of_data, spec.storage.credentials) if given is not None]

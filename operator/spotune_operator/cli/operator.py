@@ -71,7 +71,7 @@ def _children_of_job(job: FinetuneJob) -> list[dict[str, Any]]:
     from spotune_operator.children.raycluster import Replicas
     from spotune_operator.children.resolved_job import resolve
 
-    workers = 0 if job.spec.dataset.prepared_sources else job.spec.workers.count
+    workers = 0 if job.spec.prepares_data else job.spec.workers.count
     return build_children(resolve(job, _provider(job.spec.cluster.provider)), Replicas(workers))
 
 

@@ -226,7 +226,7 @@ class ReconcileContext:
     @property
     def prepares_data(self) -> bool:
         """Whether the job has raw data to prepare before training."""
-        return bool(self.job.spec.dataset.prepared_sources)
+        return self.job.spec.prepares_data
 
     @property
     def data_prepared(self) -> bool:

@@ -169,13 +169,16 @@ def test_every_schema_has_a_type_or_a_substitute_for_it(schema: Schema, expected
             {
                 *(".spec.workers.podTemplate", ".spec.head.podTemplate"),
                 *(".spec.serving.podTemplate", ".spec.serving.gateway.podTemplate"),
+                ".spec.training.config",
             },
         ),
         (SERVICE, {".spec.podTemplate", ".spec.gateway.podTemplate"}),
     ],
     ids=KINDS,
 )
-def test_only_pod_templates_take_any_mapping(schema: Schema, templates: set[str]) -> None:
+def test_only_pod_templates_and_the_argument_of_a_function_take_any_mapping(
+    schema: Schema, templates: set[str]
+) -> None:
     found = {
         path for path, each in all_schemas(schema) if each.get("type") == "object" and PRESERVE_UNKNOWN_FIELDS in each
     }

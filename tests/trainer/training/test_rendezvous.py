@@ -20,7 +20,7 @@ def test_rank_waits_until_rank_0_listens() -> None:
             listener.listen()
 
         threading.Timer(0.2, listen).start()
-        worker._wait_for_rendezvous(*listener.getsockname())
+        worker.wait_for_rendezvous(*listener.getsockname())
         assert listens.is_set()
 
 
@@ -28,4 +28,4 @@ def test_rank_gives_up_a_rank_0_that_never_listens(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(worker, "_RENDEZVOUS_SECONDS", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
-        worker._wait_for_rendezvous(*silent.getsockname())
+        worker.wait_for_rendezvous(*silent.getsockname())

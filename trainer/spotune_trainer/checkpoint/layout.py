@@ -50,7 +50,7 @@ class CheckpointName:
 
 @dataclass(frozen=True)
 class FileEntry:
-    """One rank's file: name, size in bytes, and XXH3-64 of its content in hex."""
+    """A file: name, size in bytes, and XXH3-64 of its content in hex."""
 
     name: str
     size: int
@@ -70,7 +70,7 @@ class Manifest:
         world_size: number of ranks that wrote it.
         zero_stage: ZeRO stage that it was written at; any stage can read it.
         time: when it was committed, in seconds since the epoch.
-        files: one for each rank.
+        files: one for each rank, or those that a training function has saved.
         parameters: shape of every trainable parameter, by name.
         bad_steps: number of consecutive steps, up to this one, with a non-finite loss or gradient.
         loss_scale: state of the float16 loss scaling; None in other precisions.

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from spotune.errors import InfrastructureError, JobError, UsageError
 from spotune.formatting import scores_of
+from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.checkpoint.catalogue import CatalogueEntry, CheckpointState, list_entries, select_checkpoint
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
@@ -75,11 +76,13 @@ def export_command(
     """
     run = JobDirectory(directory)
     chosen = select_checkpoint(list_entries(run), step)
-    from spotune.job import FinetuneJob
     from spotune_trainer.checkpoint.reader import CorruptCheckpointError, read_ema, read_trained_weights, verify
     from spotune_trainer.export.huggingface import export_model
 
     job = FinetuneJob.model_validate(files.read_json(run.job))
+    if job.spec.training.function:
+        _export_files(run, chosen, to, as_json=output == "json")
+        return
     if ema and not job.spec.training.ema_decay:
         raise UsageError("--ema needs a run with training.emaDecay: omit it.")
     try:
@@ -98,6 +101,23 @@ def export_command(
         typer.echo(f"{chosen.name} -> {destination}")
         if job.spec.model_kind not in ("reward", "embedding"):
             typer.echo(f"Try it: spotune predict {destination} QUESTION")
+
+
+def _export_files(run: JobDirectory, chosen: Checkpoint, to: Path | None, *, as_json: bool) -> None:
+    """Copy the files of a training function's checkpoint, as the function has saved them."""
+    from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
+    from spotune_trainer.training_functions.export import export_files
+
+    try:
+        verify(chosen)
+    except CorruptCheckpointError as error:
+        raise JobError(f"{error}. Give another step with --step.") from error
+    destination = to or run.root / f"export-step-{chosen.name.step:08d}"
+    sha256 = export_files(chosen, destination)
+    if as_json:
+        typer.echo(json.dumps({"checkpoint": str(chosen.name), "export": str(destination), "exportSha256": sha256}))
+    else:
+        typer.echo(f"{chosen.name} -> {destination}")
 
 
 @checkpoint.command("convert")
@@ -157,6 +177,7 @@ def _to_universal(run: JobDirectory, step: int | None, output: Path) -> dict[str
         from spotune_trainer.export.universal import check_has_moments, write_universal
     job = job_of(run)
     if job is not None:
+        _refuse_function(job)
         check_has_moments(job)
     try:
         _fetch(chosen)
@@ -173,6 +194,14 @@ def _to_universal(run: JobDirectory, step: int | None, output: Path) -> dict[str
     }
 
 
+def _refuse_function(job: FinetuneJob) -> None:
+    """Raise UsageError for a job with a training function, which saves what it likes."""
+    if job.spec.training.function:
+        raise UsageError(
+            "a job with training.function has checkpoints of its own format: use spotune checkpoint export."
+        )
+
+
 def _from_universal(directory: Path, source: Path, job_file: Path | None) -> dict[str, Any]:
     from spotune_trainer.cli.byte_progress import byte_progress
     from spotune_trainer.job_directory.job import job_of, put_job
@@ -183,6 +212,7 @@ def _from_universal(directory: Path, source: Path, job_file: Path | None) -> dic
     job = read_job(job_file, {}) if job_file else job_of(run)
     if job is None:
         raise UsageError(f"{directory} has no job yet: give its file with --job.")
+    _refuse_function(job)
     check_directory(run, job)
     with redirect_stdout(sys.stderr):  # DeepSpeed keeps logging to the stream that it finds at import
         from spotune_trainer.export.import_universal import import_universal_checkpoint

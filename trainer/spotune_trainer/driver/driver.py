@@ -144,7 +144,8 @@ class Driver:
         """Convert raw data to shards, once, and check the shards. A killed preparation resumes where it stopped."""
         if sources := unprepared_sources(self.job, self.directory):
             prepare_sources(self.job, self.directory, sources, self.ledger, self.status)
-        check_local_manifests(self.job, self.directory)
+        if not self.job.spec.training.function:
+            check_local_manifests(self.job, self.directory)
         self._bucket.upload_data()
 
     def _run_generation(self) -> bool:
@@ -269,8 +270,7 @@ class Driver:
             secondsLost=lost_seconds,
             planSeconds=round(plan_seconds, 3),
             worldSize=world_size,
-            zeroStage=plan.zero_stage,
-            microBatchSize=plan.micro_batch_size,
+            **plan.layout,
         )
         self.status.start_generation(generation.number, generation.first_step, world_size)
         start = f"from {name}" if name else "from the beginning"

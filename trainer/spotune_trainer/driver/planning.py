@@ -32,6 +32,8 @@ def unprepared_sources(job: FinetuneJob, directory: JobDirectory) -> dict[str, P
     Shards that a checkpoint was trained on are final, because `dataset` is frozen then. The raw data is not read again,
     and may be gone.
     """
+    if job.spec.training.function:
+        return {}
     sources = job.spec.dataset.prepared_sources
     if not has_commits(directory):
         return sources
@@ -52,6 +54,8 @@ def plan_run(
     Raises:
         JobError: the model, the data or the execution cannot work, or what is trained changed after the first commit.
     """
+    if job.spec.training.function:
+        return _plan_of_function(job, directory, checkpoint)
     datasets = open_datasets(job, directory)
     value = files.read_json(directory.plan)
     job_fingerprint = fingerprint(job)
@@ -59,12 +63,7 @@ def plan_run(
         plan = _resolve(job, datasets, job_fingerprint, worker_memory_bytes())
     else:
         plan = RunPlan.from_json(value)
-        if plan.fingerprint != job_fingerprint:
-            raise JobError(
-                f"{directory.root} holds checkpoints of another model, data set or training (fingerprint "
-                f"{plan.fingerprint[:8]}, this job has {job_fingerprint[:8]}): "
-                "undo the change, or start in another directory"
-            )
+        _check_fingerprint(plan, job_fingerprint, directory)
         plan.check_data(datasets.index_hashes)
         plan = plan.apply_execution(job.spec.execution, checkpoint.name.step if checkpoint else 0)
     missing = missing_compiler(on_gpus=job.spec.workers.gpus > 0) if plan.compile else None
@@ -77,8 +76,43 @@ def plan_run(
     return plan
 
 
+def _plan_of_function(job: FinetuneJob, directory: JobDirectory, checkpoint: Checkpoint | None) -> RunPlan:
+    """The plan of a job with a training function, which decides all but the number of workers itself."""
+    value, job_fingerprint = files.read_json(directory.plan), fingerprint(job)
+    if value is not None and checkpoint is not None:
+        plan = RunPlan.from_json(value)
+        _check_fingerprint(plan, job_fingerprint, directory)
+        return plan
+    plan = RunPlan(
+        version=1,
+        fingerprint=job_fingerprint,
+        zero_stage=0,
+        micro_batch_size=1,
+        gradient_checkpointing=False,
+        function=job.spec.training.function,
+        reason="training.function decides how it trains",
+        data={},
+        requested=requested(job.spec.execution),
+        libraries=library_versions(),
+    )
+    save_plan(directory, plan)
+    return plan
+
+
+def _check_fingerprint(plan: RunPlan, job_fingerprint: str, directory: JobDirectory) -> None:
+    """Raise JobError if the directory holds checkpoints of a job that trains something else."""
+    if plan.fingerprint != job_fingerprint:
+        raise JobError(
+            f"{directory.root} holds checkpoints of another model, data set or training (fingerprint "
+            f"{plan.fingerprint[:8]}, this job has {job_fingerprint[:8]}): "
+            "undo the change, or start in another directory"
+        )
+
+
 def memory_copies(job: FinetuneJob, plan: RunPlan, world_size: int) -> int:
     """Number of commits that each of `world_size` workers keeps in memory."""
+    if job.spec.training.function:
+        return 0
     asked = job.spec.checkpoint.memory_copies
     if asked != "auto":
         return asked

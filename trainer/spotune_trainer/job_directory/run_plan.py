@@ -42,6 +42,7 @@ class RunPlan:
             `checkpoint.memoryCopies` is auto; None: none does, as in older plans.
         peer_copy_from: number of workers from which each has memory for a commit of another node, if
             `checkpoint.peerCopy` is auto; None: none has, as in older plans.
+        function: training function of the user, which decides all of these values itself; empty: there is none.
         reason: explanation of these values for people.
         data: hash of each data set's index by role (train, eval).
         requested: `execution` of the job as last applied.
@@ -65,6 +66,7 @@ class RunPlan:
     min_world_size: int = 1
     second_copy_from: int | None = None
     peer_copy_from: int | None = None
+    function: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -83,6 +85,13 @@ class RunPlan:
             return self
         record = {"step": step, **{to_camel(name): [getattr(self, name), value] for name, value in changed.items()}}
         return replace(self, version=self.version + 1, changes=(*self.changes, record), **changed)
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """What decides how each worker trains, for the ledger."""
+        if self.function:
+            return {"function": self.function}
+        return {"zeroStage": self.zero_stage, "microBatchSize": self.micro_batch_size}
 
     @property
     def evaluation_batch_size(self) -> int:

@@ -147,6 +147,11 @@ class ProgressReporter:
         self._last_heartbeat = now
         self.write_if_due()
 
+    def show_alive(self) -> None:
+        """Report that the process runs, where nothing is known of its progress. The watchdog is not reset."""
+        self._state["heartbeat"] += 1
+        self.write_if_due()
+
     def write_if_due(self) -> None:
         """Write `progress.json` if it was not written within the last half second. This is not a heartbeat."""
         if self._clock() - self._last_write >= _WRITE_EVERY_SECONDS:
@@ -197,6 +202,28 @@ class ProgressReporter:
             samplesPerSecond=round(sum(entry[2] for entry in self._window) / seconds, 1),
             etaSeconds=round((total_steps - record.step) / rate, 1),
         )
+
+    def record_report(
+        self, *, generation: int, step: int, metrics: Mapping[str, float], seconds: float, world_size: int
+    ) -> None:
+        """Record a step that a training function of the user has reported; its length is not known.
+
+        Args:
+            generation: of the worker group.
+            step: number of steps done after it.
+            metrics: finite numbers by name; `loss` is that of the status.
+            seconds: since the report before.
+            world_size: number of ranks.
+        """
+        loss = metrics.get("loss", metrics.get("train_loss"))
+        times = {"seconds": round(seconds, 6), "productiveSeconds": round(seconds, 6)}
+        line = {"generation": generation, "step": step, "loss": loss, **times, "worldSize": world_size}
+        self._append(self.logs.steps, {**line, "metrics": dict(metrics)})
+        if loss is not None:
+            self.update(loss=loss)
+        if "epoch" in metrics:
+            self.update(epoch=metrics["epoch"])
+        self.update(step=step)
 
     def record_event(self, name: str, **values: Any) -> None:
         """Append an event for the ledger; only rank 0 does."""

@@ -141,3 +141,8 @@ class WorkerTask:
     def logs(self) -> GenerationLogs:
         """Files that the ranks of this generation write."""
         return self.job_directory.generation_logs(self.generation)
+
+    @property
+    def has_function(self) -> bool:
+        """Whether the ranks call a training function of the user."""
+        return bool(self.job["spec"]["training"].get("function"))

@@ -328,11 +328,11 @@ def _init_process_group() -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     if os.environ["RANK"] != "0":
-        _wait_for_rendezvous(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        wait_for_rendezvous(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 
 
-def _wait_for_rendezvous(address: str, port: int) -> None:
+def wait_for_rendezvous(address: str, port: int) -> None:
     """Wait until rank 0 listens. PyTorch would wait, too, but half a second and more between two attempts."""
     until = time.monotonic() + _RENDEZVOUS_SECONDS
     family = socket.getaddrinfo(address, port)[0][0]

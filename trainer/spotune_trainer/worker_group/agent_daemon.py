@@ -6,7 +6,7 @@ A driver attaches to it (`agent_link.py`). While it has none, its ranks train on
     a later generation began    it kills its ranks: they are superseded
     no ranks run, no driver     it keeps the last commit in memory, and ends after `IDLE_SECONDS`
 
-`node_proxy.py` starts it with the path of its socket, its address and perhaps `--gpus`.
+`node_proxy.py` starts it with the path of its socket, its address, and perhaps `--gpus` and `--functions`.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("socket", type=Path)
     parser.add_argument("address")
     parser.add_argument("--gpus", action="store_true")
+    parser.add_argument("--functions", action="store_true")
     options = parser.parse_args(arguments)
     if os.fork():
         os._exit(0)
@@ -65,7 +66,8 @@ def main(arguments: list[str] | None = None) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, PROCESS_NAME.encode(), 0, 0, 0)
     os.environ["DS_ACCELERATOR"] = "cuda" if options.gpus else "cpu"
     os.environ["OMP_NUM_THREADS"] = "1"  # a rank has one slot; Ray set as many as the whole node has
-    forkserver.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload"])
+    of_functions = ["spotune_trainer.training_functions.worker"] if options.functions else []
+    forkserver.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload", *of_functions])
     forkserver.ensure_running()  # its imports take longer than those of this process
 
     from spotune_trainer.worker_group.node_agent import NodeAgent

@@ -121,7 +121,9 @@ class Attachment:
             self._connection.recv()
 
 
-def attach(folder: Path, driver: str, secret: bytes, address: str, *, gpus: bool) -> Attachment:
+def attach(
+    folder: Path, driver: str, secret: bytes, address: str, *, gpus: bool, functions: bool = False
+) -> Attachment:
     """Attach to the agent of this node, or start one. Of several, those with ranks that still run come first.
 
     Args:
@@ -130,6 +132,7 @@ def attach(folder: Path, driver: str, secret: bytes, address: str, *, gpus: bool
         secret: of its worker groups.
         address: IP address by which other nodes reach this one.
         gpus: whether ranks train on GPUs.
+        functions: whether ranks call a training function of the user; an agent that is started imports Ray Train.
     """
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     found = sorted(_living(folder), key=lambda entry: -entry[1].ranks)
@@ -142,7 +145,8 @@ def attach(folder: Path, driver: str, secret: bytes, address: str, *, gpus: bool
             continue
         with suppress(AgentGoneError):
             return Attachment(path, driver, secret)
-    return Attachment(_start(folder, address, gpus=gpus), driver, secret)
+    options = [*(["--gpus"] if gpus else []), *(["--functions"] if functions else [])]
+    return Attachment(_start(folder, address, options), driver, secret)
 
 
 def _living(folder: Path) -> Iterator[tuple[Path, AgentState]]:
@@ -156,12 +160,12 @@ def _living(folder: Path) -> Iterator[tuple[Path, AgentState]]:
             yield path, state
 
 
-def _start(folder: Path, address: str, *, gpus: bool) -> Path:
-    """Start an agent, and wait for its socket, which is returned."""
+def _start(folder: Path, address: str, options: Sequence[str]) -> Path:
+    """Start an agent with command line options, and wait for its socket, which is returned."""
     name, value = AGENT_MARKER.split("=")
     path = folder / f"{os.getpid()}-{time.monotonic_ns():x}.sock"
     code = "from spotune_trainer.worker_group.agent_daemon import main; main()"
-    command = [sys.executable, "-c", code, str(path), address, *(["--gpus"] if gpus else [])]
+    command = [sys.executable, "-c", code, str(path), address, *options]
     # It forks, so that nobody waits for it, and gets a session of its own: Ray ends neither it nor its ranks.
     starter = subprocess.Popen(
         command, env={**os.environ, name: value}, stdin=subprocess.DEVNULL, start_new_session=True

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import ray.util
 
+from spotune_trainer import files
 from spotune_trainer.bucket.link import link_node
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.worker_group.agent_link import EXIT, AgentGoneError, agents_folder, attach
@@ -34,7 +35,8 @@ class NodeProxy:
         self._directory = JobDirectory(Path(directory))
         self._has_own_directory = bool(bucket) and link_node(self._directory, bucket)
         address = ray.util.get_node_ip_address()
-        self._agent = attach(agents_folder(directory), driver, secret, address, gpus=gpus)
+        functions = _calls_function(self._directory)
+        self._agent = attach(agents_folder(directory), driver, secret, address, gpus=gpus, functions=functions)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of the agent."""
@@ -55,6 +57,12 @@ class NodeProxy:
         """Never returns. A caller that waits for it gets an error as soon as the agent, Ray or the node is dead."""
         self._agent.wait_for_exit()
         _exit()
+
+
+def _calls_function(directory: JobDirectory) -> bool:
+    """Whether the job has a training function of the user. Reads plain JSON: the job's model takes long to import."""
+    job = files.read_json(directory.job) or {}
+    return bool(job.get("spec", {}).get("training", {}).get("function"))
 
 
 def _exit() -> NoReturn:

@@ -32,6 +32,7 @@ from spotune_trainer.training.task import RankExit, RankFailure, RankPlacement, 
 
 if TYPE_CHECKING:
     from spotune_trainer.engine.teardown import ProcessBaseline
+    from spotune_trainer.training.worker import TrainResult
 
 logger = logging.getLogger("spotune.worker")
 
@@ -234,7 +235,6 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
     _set_name(f"spotune-rank-{place.rank}")
     os.environ |= place.environment()
     from spotune_trainer.training.failures import describe
-    from spotune_trainer.training.worker import TrainResult, run_worker
 
     trained: TrainResult | None = None
     failure: RankFailure | None = None
@@ -242,7 +242,7 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
     if assignment.keep:
         messages.begin(task.generation)
     try:
-        trained = run_worker(task, place.rank, place.world_size, assignment.memory)
+        trained = _train(assignment)
     except BaseException as error:  # noqa: BLE001 - run_worker has logged it in full
         failure = describe(place.rank, error)
         is_own = isinstance(error, SpotuneError | MemoryError)
@@ -256,10 +256,22 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
             failure = replace(failure, cause=str(FailureCause.COMMUNICATION))
         result = RankResult(place.rank, 1, failure=failure)
         may_be_kept = failure.cause == FailureCause.COMMUNICATION
-    # The state of the compiler is not known well enough.
-    may_be_kept = may_be_kept and assignment.keep and not task.plan["compile"]
+    # The state of the compiler is not known well enough, nor that of a user's code.
+    may_be_kept = may_be_kept and assignment.keep and not task.plan["compile"] and not task.has_function
     del assignment
     return replace(result, is_kept=may_be_kept and _is_clean(baseline, task.logs, place.rank))
+
+
+def _train(assignment: Assignment) -> TrainResult:
+    """Train by spotune's loop, or by the job's own function."""
+    task, place = assignment.task, assignment.place
+    if task.has_function:
+        from spotune_trainer.training_functions.worker import run_function
+
+        return run_function(task, place)
+    from spotune_trainer.training.worker import run_worker
+
+    return run_worker(task, place.rank, place.world_size, assignment.memory)
 
 
 def _is_clean(baseline: ProcessBaseline, logs: GenerationLogs, rank: int) -> bool:

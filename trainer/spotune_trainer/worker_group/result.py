@@ -199,7 +199,7 @@ def _common_exit(results: Sequence[RankResult]) -> GroupResult:
             return Yielded()
         case RankExit.TRAINED:
             return Trained(first.summary or {})
-    raise AssertionError("a rank that exits with status 0 reports why")
+    return Failed(FailureCause.APP_ERROR, "all ranks ended without a result: does the job's own code call os._exit?")
 
 
 def _first(failures: Sequence[RankFailure], cause: FailureCause) -> RankFailure | None:

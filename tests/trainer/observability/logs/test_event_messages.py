@@ -13,6 +13,21 @@ from spotune_trainer.observability.logs.event_messages import event_message
     ("event", "text"),
     [
         ({"event": "attempt-started", "attempt": 1}, None),
+        (
+            {"event": "generation-started", "worldSize": 2, "zeroStage": 1, "microBatchSize": 4},
+            "2 worker(s) start from the beginning (ZeRO-1, micro-batch 4)",
+        ),
+        (
+            {
+                "event": "generation-started",
+                "worldSize": 2,
+                "restoredFrom": "step-00000004.gen-1",
+                "step": 4,
+                "stepsLost": 3,
+                "function": "train:train",
+            },
+            "2 worker(s) start from step 4, 3 steps to repeat (train:train)",
+        ),
         ({"event": "attempt-started", "attempt": 2}, "attempt 2 starts"),
         ({"event": "attempt-ended", "attempt": 2, "exitCode": 0}, None),
         ({"event": "attempt-ended", "attempt": 2, "exitCode": 10}, "attempt 2 ended with exit code 10"),

@@ -34,7 +34,8 @@ _CHARTS_OF_OBJECTIVES = {
     "Estimate of the KL divergence": ("kl",),
 }
 """What objectives compute beside the loss, by the title of its chart."""
-_PLAN_FIELDS = ("zeroStage", "microBatchSize", "gradientCheckpointing", "reason", "fingerprint", "libraries", "changes")
+_LAYOUT_FIELDS = ("zeroStage", "microBatchSize", "gradientCheckpointing")
+_PLAN_FIELDS = ("reason", "fingerprint", "libraries", "changes")
 
 
 def report_of_directory(root: Path) -> str:
@@ -55,7 +56,10 @@ def render_page(summary: RunSummary) -> str:
         lstrip_blocks=True,
     )
     environment.globals.update(duration=duration, number=_number, score=score, metrics_of_answer=_metrics_of_answer)
-    plan = {name: summary.plan[name] for name in _PLAN_FIELDS if summary.plan.get(name) not in (None, [], {})}
+    layout = ("function",) if summary.plan.get("function") else _LAYOUT_FIELDS
+    plan = {
+        name: summary.plan[name] for name in (*layout, *_PLAN_FIELDS) if summary.plan.get(name) not in (None, [], {})
+    }
     return environment.get_template("page.html").render(
         summary=summary,
         phase=summary.status.get("phase", "Starting"),
@@ -148,6 +152,10 @@ def _curves(summary: RunSummary) -> Iterator[str]:
     yield line_chart("Gradient norm", [Line("norm", points_of("gradNorm"))])
     yield line_chart("Learning rate", [Line("rate", points_of("learningRate"))])
     yield line_chart("Model FLOPs utilisation", [Line("MFU", points_of("mfu"))])
+    reported = dict.fromkeys(name for step in summary.steps for name in step.get("metrics", {}) if name != "loss")
+    for name in reported:
+        points = [(step["step"], step["metrics"][name]) for step in summary.steps if name in step.get("metrics", {})]
+        yield line_chart(name, [Line("reported", points)])
 
 
 def _timeline(summary: RunSummary) -> str:

@@ -117,8 +117,13 @@ def read_summary(root: Path) -> RunSummary:
 
 
 def _read_manifests(job: Mapping[str, Any], directory: JobDirectory) -> dict[str, Mapping[str, Any]]:
-    """The manifest of the training shards of each source of a mixture, or of the only ones, whose name is empty."""
-    dataset = job["spec"]["dataset"]
+    """The manifest of the training shards of each source of a mixture, or of the only ones, whose name is empty.
+
+    A job with a training function has none.
+    """
+    dataset = job["spec"].get("dataset")
+    if dataset is None:
+        return {}
     sources = {source["name"]: source for source in dataset.get("mixture") or ()} or {"": dataset}
     found = {name: _read_manifest(source, directory.prepared(name)) for name, source in sources.items()}
     return {name: manifest for name, manifest in found.items() if manifest is not None}

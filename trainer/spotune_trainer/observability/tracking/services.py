@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ _CONFIG_SECTIONS = ("model", "adapter", "dataset", "training", "execution")
 _MAX_PARAMETER_CHARACTERS = 6000
 """MLflow's limit for the value of a parameter."""
 _RUN_TAG = "spotune.run"
+_REFUSED_BY_MLFLOW = re.compile(r"[^\w\-. :/]")
+"""Characters that MLflow refuses in names of metrics; functions of the user may report any."""
 
 
 def create_trackers(job: FinetuneJob, directory: JobDirectory) -> list[Tracker]:
@@ -129,7 +132,7 @@ class Mlflow:
 
         now = int(time.time() * 1000)
         metrics = [
-            Metric(curve, float(value), now, point.step)
+            Metric(_REFUSED_BY_MLFLOW.sub("_", curve), float(value), now, point.step)
             for point in points
             for curve, value in {**point.values, point.kind: point.step}.items()
         ]

@@ -50,6 +50,7 @@ def step_point(record: Mapping[str, Any]) -> dict[str, float]:
     """
     tokens = tokens_of(record)
     values = {curve: record[name] for curve, name in STEP_CURVES.items() if record.get(name) is not None}
+    values |= {f"train/{name}": value for name, value in record.get("metrics", {}).items()}
     return values | (
         {"train/tokensPerSecond": tokens / record["seconds"]} if tokens is not None and record["seconds"] > 0 else {}
     )

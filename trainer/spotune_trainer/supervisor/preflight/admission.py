@@ -20,6 +20,8 @@ from spotune_trainer.evaluation import harness
 from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
 from spotune_trainer.job_directory.job import has_commits, job_of
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.training_functions.locate import FIELD as FUNCTION_FIELD
+from spotune_trainer.training_functions.locate import missing_function
 
 _GPU_DEVICES = "nvidia[0-9]*"
 
@@ -86,8 +88,10 @@ def _suspension(job: FinetuneJob) -> list[Problem]:
 
 
 def _missing_functions(job: FinetuneJob) -> list[Problem]:
-    """A problem for each function of `training.evaluation.metrics` that is missing."""
-    return [Problem(reason, f"spec.{FIELD}") for reason in missing_functions(job.spec.training.evaluation)]
+    """A problem for each function of `training.evaluation.metrics` that is missing, and for `training.function`."""
+    found = [Problem(reason, f"spec.{FIELD}") for reason in missing_functions(job.spec.training.evaluation)]
+    reason = missing_function(job)
+    return [*found, Problem(reason, f"spec.{FUNCTION_FIELD}")] if reason else found
 
 
 def _missing_harness(job: FinetuneJob) -> list[Problem]:
@@ -99,7 +103,8 @@ def _missing_harness(job: FinetuneJob) -> list[Problem]:
 def missing_secrets(job: FinetuneJob, environment: Mapping[str, str]) -> list[Problem]:
     """A problem for each Secret that the job names and whose content is not in the environment of this machine."""
     spec, found = job.spec, []
-    if spec.model.token_secret_ref is not None and not environment.get("HF_TOKEN"):
+    model, dataset = spec.given_model, spec.given_dataset
+    if model is not None and model.token_secret_ref is not None and not environment.get("HF_TOKEN"):
         found.append(Problem(_NO_SECRETS.format("HF_TOKEN"), "spec.model.tokenSecretRef"))
     wandb = spec.tracking.wandb
     if wandb is not None and wandb.key_secret_ref is not None and not environment.get("WANDB_API_KEY"):
@@ -109,7 +114,7 @@ def missing_secrets(job: FinetuneJob, environment: Mapping[str, str]) -> list[Pr
     if hub is not None and hub.token_secret_ref is not None and not token:
         found.append(Problem(_NO_SECRETS.format(HUB_TOKEN), "spec.output.hub.tokenSecretRef"))
     of_stores = {
-        "spec.dataset.credentials": spec.dataset.credentials,
+        "spec.dataset.credentials": dataset.credentials if dataset is not None else None,
         "spec.storage.credentials": spec.storage.credentials,
     }
     for field, credentials in of_stores.items():

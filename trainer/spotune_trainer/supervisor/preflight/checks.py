@@ -23,6 +23,7 @@ from spotune_trainer.supervisor.preflight.mixtures import check_mixture
 from spotune_trainer.supervisor.preflight.sources import (
     ModelFacts,
     check_data,
+    check_function,
     check_harness,
     check_metrics,
     count_parameters,
@@ -65,6 +66,11 @@ def checks_of(job: FinetuneJob, directory: JobDirectory, bucket: str = "") -> di
         directory: of the job.
         bucket: URL of the bucket that keeps it; empty: a volume does.
     """
+    if job.spec.training.function:
+        return {
+            "storage-semantics": Check(lambda: check_file_system(directory.root)),
+            "function": Check(lambda: check_function(job)),
+        }
     found: list[ModelFacts] = []
 
     def model() -> str:
@@ -117,11 +123,14 @@ def refuse_insufficient_space(directory: JobDirectory, job: FinetuneJob) -> None
     """Refuse a new job on this machine if its checkpoints do not fit on the disk; for `spotune run`.
 
     Without this check the first commits would fail and a kill would lose the work. If the model's configuration cannot
-    be read, the job is let through: the workers retry and report the reason.
+    be read, the job is let through: the workers retry and report the reason. The size of what a training function saves
+    is not known.
 
     Raises:
         UsageError: the disk is too small.
     """
+    if job.spec.training.function:
+        return
     try:
         parameters = count_parameters(job)
     except (SpotuneError, OSError):

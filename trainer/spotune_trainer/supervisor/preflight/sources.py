@@ -23,6 +23,8 @@ from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight.admission import missing_sources
 from spotune_trainer.supervisor.preflight.object_store import read_object
+from spotune_trainer.training_functions.locate import FIELD as FUNCTION_FIELD
+from spotune_trainer.training_functions.locate import missing_function
 
 _Response = TypeVar("_Response")
 
@@ -121,6 +123,18 @@ def check_metrics(job: FinetuneJob) -> str:
     if missing := missing_functions(evaluation):
         raise JobError(f"spec.{FIELD}: {'; '.join(missing)}")
     return f"the image has {', '.join(filter(is_function, evaluation.metrics))}"
+
+
+def check_function(job: FinetuneJob) -> str:
+    """Check that the module of `training.function` exists and has the function; it is not run.
+
+    Raises:
+        JobError: it is missing.
+    """
+    refuse_missing(job, lambda _: True)
+    if problem := missing_function(job):
+        raise JobError(f"spec.{FUNCTION_FIELD}: {problem}")
+    return f"{job.spec.training.code or 'the image'} has {job.spec.training.function}"
 
 
 def check_harness(job: FinetuneJob) -> str:

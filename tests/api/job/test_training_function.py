@@ -1,0 +1,102 @@
+"""Jobs with training.function: what they may set, and what their fingerprint covers."""
+
+from typing import Any
+
+import pytest
+
+from spotune.crd.cel_rules import Rule, has_defaults, unless_absent
+from spotune.errors import JobError
+from spotune.fingerprint import fingerprint
+from spotune.job import CheckpointSpec, FinetuneJob
+from spotune.job_file.load import parse_job
+from spotune.job_file.yaml_file import Document
+
+REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"model": {"source": "m"}}, "spec.model: is not used with training.function: remove it"),
+    ({"dataset": {"train": {"source": "d"}}}, "spec.dataset: is not used with training.function"),
+    ({"adapter": {"lora": {}}}, "spec.adapter: is not used with training.function"),
+    ({"serving": {}}, "spec.serving: is not used with training.function"),
+    ({"training": {"maxSteps": 5}}, "spec.training.maxSteps: is not used with training.function"),
+    ({"execution": {"zeroStage": 3}}, "spec.execution.zeroStage: is not used with training.function"),
+    ({"checkpoint": {"every": 5}}, "spec.checkpoint.every: is not used with training.function"),
+    ({"output": {"mergeAdapter": False}}, "spec.output.mergeAdapter: is not used with training.function"),
+    ({"storage": {"bucket": "s3://b/j"}}, "spec.storage.bucket: is not supported with training.function: use a"),
+    ({"training": {"function": "train.py"}}, "spec.training.function: expected a function as package.module:"),
+)
+"""Sections of a job with a training function that are refused, and the begin of the message."""
+
+
+def a_job(**sections: Any) -> FinetuneJob:
+    training = {"function": "package.train:train", **sections.pop("training", {})}
+    metadata = {"name": "own"}
+    spec = {"training": training, **sections}
+    api_version = "spotune.dev/v1alpha1"
+    return parse_job(Document({"apiVersion": api_version, "kind": "FinetuneJob", "metadata": metadata, "spec": spec}))
+
+
+def test_a_function_is_all_that_a_job_needs() -> None:
+    job = a_job()
+    assert job.spec.given_model is None
+    assert job.spec.given_dataset is None
+    assert not job.spec.prepares_data
+    assert FinetuneJob.model_validate_json(job.model_dump_json()) == job
+
+
+def test_code_argument_and_number_of_checkpoints_may_be_set() -> None:
+    job = a_job(
+        training={"code": "code", "config": {"layers": [1, {"size": 2}]}}, checkpoint={"keep": 5, "keepEverySteps": 10}
+    )
+    assert job.spec.training.config == {"layers": [1, {"size": 2}]}
+
+
+@pytest.mark.parametrize(("sections", "message"), REFUSED)
+def test_what_the_function_does_not_read_is_refused(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError) as refused:
+        a_job(**sections)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({}, "spec.model: is required, unless training.function names a training function of your own"),
+        ({"model": {"source": "m"}}, "spec.dataset: is required, unless training.function names"),
+        (
+            {"model": {"source": "m"}, "dataset": {"train": {"source": "d"}}, "training": {"epochs": 1, "code": "."}},
+            "spec.training.code: is only used by function: set function, or remove it",
+        ),
+    ],
+)
+def test_without_a_function_model_and_data_are_required(sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError) as refused:
+        a_job(**{**sections, "training": {"function": "", "epochs": 1, **sections.get("training", {})}})
+    assert message in str(refused.value)
+
+
+def test_fingerprint_covers_the_function_but_not_where_it_is_and_its_argument() -> None:
+    job = a_job()
+    assert fingerprint(a_job(training={"code": "code", "config": {"epochs": 2}})) == fingerprint(job)
+    assert fingerprint(a_job(training={"function": "package.train:other"})) != fingerprint(job)
+
+
+def test_rules_of_absent_sections_hold() -> None:
+    rule = Rule("self.model.task == 'seq2seq' || self.dataset.text == ''", "message")
+    guarded = unless_absent(rule, "self.model", "self.dataset").expression
+    assert guarded == f"!has(self.model) || !has(self.dataset) || ({rule.expression})"
+    assert (
+        unless_absent(Rule("self.training.seed == 1", "message"), "self.model").expression == "self.training.seed == 1"
+    )
+
+
+def test_defaults_in_cel_leave_out_what_a_rule_cannot_read() -> None:
+    assert has_defaults("self.checkpoint", CheckpointSpec, ("keep", "keepEverySteps")) == (
+        "self.checkpoint.every == 'auto' && self.checkpoint.memoryCopies == 'auto' && "
+        "self.checkpoint.peerCopyRate == 200"
+    )
+
+
+def test_reserved_words_are_escaped_in_the_rules_of_the_api_server() -> None:
+    rule = Rule("self.training.function == '' || self.functions.matches('^package:function$')", "message")
+    assert rule.as_json()["rule"] == (
+        "self.training.__function__ == '' || self.functions.matches('^package:function$')"
+    )

@@ -1,0 +1,85 @@
+"""Ranks of jobs with a training function, without Ray and without a driver: real processes, real commits."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+from spotune.job import FinetuneJob
+from spotune_trainer.checkpoint.generations import choose_checkpoint, claim
+from spotune_trainer.driver.planning import plan_run
+from spotune_trainer.job_directory.job import put_job
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.training.task import RankPlacement, WorkerTask
+
+FOLDER = Path(__file__).parent
+_CONTEXT = multiprocessing.get_context("forkserver")
+_SECONDS = 120
+
+
+def function_job(function: str, config: dict[str, Any], **sections: Any) -> FinetuneJob:
+    """A job that calls a function of `functions.py`."""
+    training = {"function": f"functions:{function}", "code": str(FOLDER), "config": config}
+    spec = {"training": training, "workers": {"count": 2, "gpus": 0}, **sections}
+    return FinetuneJob.model_validate({"metadata": {"name": "own"}, "spec": spec})
+
+
+def next_task(directory: JobDirectory, job: FinetuneJob) -> WorkerTask:
+    """Claim the next generation, as a driver does."""
+    put_job(directory, job)
+    checkpoint = choose_checkpoint(directory).checkpoint
+    plan = plan_run(job, directory, checkpoint, lambda: 0)
+    name = checkpoint.name if checkpoint else None
+    generation = claim(directory, name)
+    return WorkerTask(
+        str(directory.root),
+        generation.number,
+        str(name) if name else None,
+        job.model_dump(mode="json"),
+        plan.to_json(),
+    )
+
+
+def run_generation(directory: JobDirectory, job: FinetuneJob, world_size: int = 2) -> tuple[WorkerTask, list[Any]]:
+    """Run one generation. Returns its task, and of each rank (exit, summary), or the error, or its exit status."""
+    task = next_task(directory, job)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    pipes, ranks = [], []
+    for rank in range(world_size):
+        receiver, sender = _CONTEXT.Pipe(duplex=False)
+        place = RankPlacement(rank, rank, world_size, world_size, "127.0.0.1", port)
+        process = _CONTEXT.Process(target=_rank, args=(task, place, sender))
+        process.start()
+        sender.close()
+        pipes.append(receiver)
+        ranks.append(process)
+    found: list[Any] = []
+    for process, pipe in zip(ranks, pipes, strict=True):
+        try:
+            found.append(pipe.recv() if pipe.poll(_SECONDS) else "no answer")
+        except EOFError:
+            process.join(_SECONDS)
+            found.append(process.exitcode)
+    for process in ranks:
+        process.kill()
+        process.join()
+    return task, found
+
+
+def _rank(task: WorkerTask, place: RankPlacement, results: Any) -> None:
+    import torch
+
+    from spotune_trainer.training_functions.worker import run_function
+
+    torch.set_num_threads(1)
+    os.environ |= place.environment()
+    try:
+        result = run_function(task, place)
+    except BaseException as error:
+        results.send(error)
+        raise
+    results.send((result.exit, result.summary))

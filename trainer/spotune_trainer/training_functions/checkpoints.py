@@ -1,0 +1,213 @@
+"""Checkpoints of training functions: folders of files, committed as a worker group's own state is.
+
+A commit is complete with its manifest, which has the checksum of every file, and it counts only if no later generation
+started from an older one (`checkpoint/generations.py`). All ranks call `commit` together. The files of all ranks end
+in one folder, as with Ray Train. Of files with the same name, that of the lowest rank is kept.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+import xxhash
+
+from spotune.errors import JobError
+from spotune.job import CheckpointSpec
+from spotune_trainer import files
+from spotune_trainer.checkpoint.generations import raise_if_superseded
+from spotune_trainer.checkpoint.layout import (
+    MANIFEST,
+    Checkpoint,
+    CheckpointName,
+    FileEntry,
+    Manifest,
+    Torn,
+    open_checkpoint,
+)
+from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
+from spotune_trainer.checkpoint.writer import prune
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.training_functions.ranks import Ranks
+
+T = TypeVar("T")
+
+_CHUNK_BYTES = 16 * 2**20
+_RETRY_SECONDS = 1.0
+STORAGE_ERRORS = frozenset(
+    {errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EROFS, errno.ESTALE, errno.ETIMEDOUT}
+)
+"""Numbers of the errors of a volume that is full or does not respond for a while."""
+
+
+class FolderCheckpoints:
+    """Commits folders of files, and reads the one that the generation starts from.
+
+    Args:
+        directory: of the job.
+        generation: of the worker group.
+        fingerprint: of the job, for manifests.
+        plan_version: of the plan in force, for manifests.
+        keep: which checkpoints stay.
+        ranks: of the group.
+        report_problem: called with what holds up a commit, and with None afterwards.
+    """
+
+    def __init__(
+        self,
+        directory: JobDirectory,
+        generation: int,
+        fingerprint: str,
+        plan_version: int,
+        keep: CheckpointSpec,
+        ranks: Ranks,
+        report_problem: Callable[[str | None], None],
+    ) -> None:
+        self._directory = directory
+        self._generation = generation
+        self._fingerprint = fingerprint
+        self._plan_version = plan_version
+        self._keep = keep
+        self._ranks = ranks
+        self._report_problem = report_problem
+
+    def restore(self, name: CheckpointName) -> Path:
+        """Verify a checkpoint, each rank a part of its files; returns its folder.
+
+        Raises:
+            CorruptCheckpointError: on all ranks, if one of them found a file that is missing or damaged.
+        """
+        found, problem = open_checkpoint(self._directory.checkpoints / str(name)), None
+        if isinstance(found, Torn):
+            problem = found.reason
+        else:
+            problem = self._damage(found)
+        problems = [each for each in self._ranks.gather(problem) if each]
+        if problems:
+            raise CorruptCheckpointError(str(name), problems[0])
+        return found.path
+
+    def commit(self, step: int, folder: Path | None, before_manifest: Callable[[], None]) -> Checkpoint:
+        """Commit the files that the ranks hand over. On return, the checkpoint is durable.
+
+        Args:
+            step: number of steps done.
+            folder: of this rank's files; None: it has none.
+            before_manifest: called on rank 0 once the files of all ranks are durable.
+
+        Raises:
+            JobError: no rank has a file, or a file has a name that a manifest cannot have.
+            SupersededError: on all ranks; a later generation has started.
+        """
+        name = CheckpointName(step, self._generation)
+        target, ranks = self._directory.checkpoints / str(name), self._ranks
+
+        def copy() -> list[FileEntry]:
+            return self._copy(folder, target, mine) if folder is not None else []
+
+        def publish() -> Manifest | None:
+            return self._publish(name, target, entries, before_manifest) if ranks.rank == 0 else None
+
+        names = ranks.gather_results(lambda: files_of(folder) if folder is not None else [])
+        mine = sorted(set(names[ranks.rank]).difference(*names[: ranks.rank]))
+        entries = [entry for of_rank in ranks.gather_results(copy) for entry in of_rank]
+        manifest, *_ = ranks.gather_results(lambda: self._until_stored(publish))
+        assert manifest is not None, "rank 0 has written it"
+        return Checkpoint(target, name, manifest)
+
+    def _until_stored(self, action: Callable[[], T]) -> T:
+        """Do something on the volume, again while that is full or does not respond.
+
+        There are no heartbeats meanwhile: the watchdog ends what takes longer than `retry.hangTimeout`.
+        """
+        while True:
+            try:
+                done = action()
+            except OSError as error:
+                if error.errno not in STORAGE_ERRORS:
+                    raise
+                self._report_problem(f"{error.strerror or error}: {error.filename or self._directory.checkpoints}")
+                time.sleep(_RETRY_SECONDS)
+            else:
+                self._report_problem(None)
+                return done
+
+    def _publish(
+        self, name: CheckpointName, target: Path, entries: Sequence[FileEntry], before_manifest: Callable[[], None]
+    ) -> Manifest:
+        """Write the manifest, and delete what the checkpoint replaces."""
+        if not entries:
+            raise JobError("training.function reported a checkpoint without files: save to its folder first")
+        before_manifest()
+        raise_if_superseded(self._directory, self._generation)
+        manifest = Manifest(
+            step=name.step,
+            generation=name.generation,
+            optimizer_step=name.step,
+            fingerprint=self._fingerprint,
+            plan_version=self._plan_version,
+            world_size=self._ranks.world_size,
+            zero_stage=0,
+            time=time.time(),
+            files=tuple(entries),
+            parameters={},
+        )
+        files.write_json(target / MANIFEST, manifest.to_json())
+        files.fsync_directory(self._directory.checkpoints)
+        prune(self._directory, self._generation, self._keep.keep, self._keep.keep_every_steps)
+        return manifest
+
+    def _copy(self, folder: Path, target: Path, names: Sequence[str]) -> list[FileEntry]:
+        """Copy files; they are durable on return."""
+        entries = []
+        for name in names:
+            with (folder / name).open("rb") as source:
+                entries.append(self._until_stored(partial(self._write, source, target / name, name)))
+        for parent in {(target / name).parent for name in names}:
+            files.fsync_directory(parent)
+        return entries
+
+    def _write(self, source: BinaryIO, target: Path, name: str) -> FileEntry:
+        source.seek(0)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        digest, size = xxhash.xxh3_64(), 0
+        try:
+            with target.open("wb") as writer:
+                while chunk := source.read(_CHUNK_BYTES):
+                    writer.write(chunk)
+                    digest.update(chunk)
+                    size += len(chunk)
+                    self._ranks.heartbeat()
+                writer.flush()
+                os.fsync(writer.fileno())
+        except OSError:
+            target.unlink(missing_ok=True)  # frees space on a full volume
+            raise
+        return FileEntry(name, size, digest.hexdigest())
+
+    def _damage(self, checkpoint: Checkpoint) -> str | None:
+        """What is wrong with this rank's part of the files; None if nothing is."""
+        for entry in checkpoint.manifest.files[self._ranks.rank :: self._ranks.world_size]:
+            try:
+                verify(checkpoint, [entry])
+            except CorruptCheckpointError as error:
+                return error.reason
+            self._ranks.heartbeat()
+        return None
+
+
+def files_of(folder: Path) -> list[str]:
+    """Sorted names of all files in a folder, relative to it. Links are followed."""
+    names = [
+        str((Path(parent) / name).relative_to(folder))
+        for parent, _, found in os.walk(folder, followlinks=True)
+        for name in found
+    ]
+    if MANIFEST in names:
+        raise JobError(f"training.function reported a file {MANIFEST}, a name that checkpoints use: rename it")
+    return sorted(names)

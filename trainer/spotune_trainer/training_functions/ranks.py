@@ -1,0 +1,74 @@
+"""The ranks of a worker group that calls a training function: exchange of small objects on the host."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from torch import distributed
+
+T = TypeVar("T")
+
+_BEAT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a worker group, which exchange small objects on the host.
+
+    Attributes:
+        rank: of this process, 0-based.
+        world_size: number of ranks.
+        group: gloo process group of all ranks.
+        heartbeat: called from time to time while this rank waits for others, which have a watchdog of their own.
+    """
+
+    rank: int
+    world_size: int
+    group: Any
+    heartbeat: Callable[[], None]
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in their order. All ranks call it together."""
+        found: list[T] = [value] * self.world_size
+        with _beating(self.heartbeat):
+            distributed.all_gather_object(found, value, group=self.group)
+        return found
+
+    def gather_results(self, compute: Callable[[], T]) -> list[T]:
+        """What `compute` returns on each rank. All ranks call it together.
+
+        Raises:
+            Exception: on all ranks, what `compute` has raised on one of them. So no rank waits for one that has failed.
+        """
+        value, problem = None, None
+        try:
+            value = compute()
+        except Exception as error:  # noqa: BLE001 - raised by all ranks
+            problem = error
+        found = self.gather((value, problem))
+        problems = [each for _, each in found if each is not None]
+        if problems:
+            raise problem or problems[0]
+        return [cast("T", each) for each, _ in found]
+
+
+@contextmanager
+def _beating(heartbeat: Callable[[], None]) -> Iterator[None]:
+    """Send heartbeats while the body waits."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(_BEAT_SECONDS):
+            heartbeat()
+
+    thread = threading.Thread(target=beat, name="waiting", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
