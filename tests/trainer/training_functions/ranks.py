@@ -20,9 +20,9 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _SECONDS = 120
 
 
-def function_job(function: str, config: dict[str, Any], **sections: Any) -> FinetuneJob:
-    """A job that calls a function of `functions.py`."""
-    training = {"function": f"functions:{function}", "code": str(FOLDER), "config": config}
+def function_job(function: str, config: dict[str, Any], module: str = "functions", **sections: Any) -> FinetuneJob:
+    """A job that calls a function of `functions.py`, or of another module of this folder."""
+    training = {"function": f"{module}:{function}", "code": str(FOLDER), "config": config}
     spec = {"training": training, "workers": {"count": 2, "gpus": 0}, **sections}
     return FinetuneJob.model_validate({"metadata": {"name": "own"}, "spec": spec})
 

@@ -111,10 +111,10 @@ def test_a_notice_ends_the_group_after_its_next_checkpoint(
 @pytest.mark.parametrize(
     ("function", "error", "message"),
     [
-        ("reports_nothing", JobError, "training.function returned and has reported no checkpoint"),
+        ("reports_nothing", JobError, "training.function returned and has saved no checkpoint"),
         ("opens_a_missing_file", JobError, "training.function raised FileNotFoundError"),
         ("validates", JobError, "calls ray.train.report with validation, which is not supported: omit it"),
-        ("reports_metrics_only", JobError, "pass one to ray.train.report before it returns"),
+        ("reports_metrics_only", JobError, "pass one to ray.train.report, or call spotune_train.checkpoint.save"),
         ("raises", ValueError, "the learning rate is a word"),
         ("asks_for_ray_data", JobError, "asks for a shard of Ray Data, which jobs do not have: read the data"),
         ("is_missing", JobError, "training.function: functions:is_missing cannot be imported (AttributeError"),
@@ -134,7 +134,7 @@ def test_what_is_wrong_is_named(directory: JobDirectory, function: str, error: t
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("returns_early_on_rank_1", "all ranks have to report the same number of times"),
+        ("returns_early_on_rank_1", "all ranks have to report and save the same steps"),
         ("saves_a_forbidden_name_on_rank_1", "reported a file manifest.json, a name that checkpoints use: rename it"),
     ],
 )

@@ -115,6 +115,8 @@ class ProgressReporter:
         }
         self._last_write = self._startup_since = float("-inf")
         self._window: deque[tuple[float, int, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
+        self._report_window: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
+        self._last_reported_step: int | None = None
         self._last_heartbeat: float | None = None
         self._heartbeat_gaps: deque[float] = deque(maxlen=_HEARTBEAT_WINDOW)
         self._writer = BackgroundWriter()
@@ -204,7 +206,15 @@ class ProgressReporter:
         )
 
     def record_report(
-        self, *, generation: int, step: int, metrics: Mapping[str, float], seconds: float, world_size: int
+        self,
+        *,
+        generation: int,
+        step: int,
+        metrics: Mapping[str, float],
+        seconds: float,
+        productive_seconds: float,
+        total_steps: int | None,
+        world_size: int,
     ) -> None:
         """Record a step that a training function of the user has reported; its length is not known.
 
@@ -213,10 +223,12 @@ class ProgressReporter:
             step: number of steps done after it.
             metrics: finite numbers by name; `loss` is that of the status.
             seconds: since the report before.
+            productive_seconds: those of them that were not spent waiting for checkpoints.
+            total_steps: steps of the whole run, for the remaining time; None: it is not known.
             world_size: number of ranks.
         """
         loss = metrics.get("loss", metrics.get("train_loss"))
-        times = {"seconds": round(seconds, 6), "productiveSeconds": round(seconds, 6)}
+        times = {"seconds": round(seconds, 6), "productiveSeconds": round(productive_seconds, 6)}
         line = {"generation": generation, "step": step, "loss": loss, **times, "worldSize": world_size}
         self._append(self.logs.steps, {**line, "metrics": dict(metrics)})
         if loss is not None:
@@ -224,6 +236,12 @@ class ProgressReporter:
         if "epoch" in metrics:
             self.update(epoch=metrics["epoch"])
         self.update(step=step)
+        steps_before, self._last_reported_step = self._last_reported_step, step
+        if total_steps is None or steps_before is None:
+            return
+        self._report_window.append((seconds, step - steps_before))
+        seconds_of_a_step = sum(each for each, _ in self._report_window) / sum(each for _, each in self._report_window)
+        self.update(totalSteps=total_steps, etaSeconds=round((total_steps - step) * seconds_of_a_step, 1))
 
     def record_event(self, name: str, **values: Any) -> None:
         """Append an event for the ledger; only rank 0 does."""

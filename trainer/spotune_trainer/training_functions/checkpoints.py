@@ -10,7 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -54,8 +56,8 @@ class FolderCheckpoints:
         fingerprint: of the job, for manifests.
         plan_version: of the plan in force, for manifests.
         keep: which checkpoints stay.
-        ranks: of the group.
-        report_problem: called with what holds up a commit, and with None afterwards.
+        ranks: of the group; their process group is used by commits alone, which may be made in the background.
+        report_problem: called with what holds up a commit, and with None afterwards, also in the background.
     """
 
     def __init__(
@@ -73,8 +75,23 @@ class FolderCheckpoints:
         self._fingerprint = fingerprint
         self._plan_version = plan_version
         self._keep = keep
-        self._ranks = ranks
+        self._heartbeat = ranks.heartbeat
+        self._has_heartbeats = False
+        self._ranks = replace(ranks, heartbeat=self._beat)
         self._report_problem = report_problem
+
+    @contextmanager
+    def heartbeats(self) -> Iterator[None]:
+        """Copied files are heartbeats while the training function waits for them. They are none in the background."""
+        self._has_heartbeats = True
+        try:
+            yield
+        finally:
+            self._has_heartbeats = False
+
+    def _beat(self) -> None:
+        if self._has_heartbeats:
+            self._heartbeat()
 
     def restore(self, name: CheckpointName) -> Path:
         """Verify a checkpoint, each rank a part of its files; returns its folder.
@@ -86,8 +103,10 @@ class FolderCheckpoints:
         if isinstance(found, Torn):
             problem = found.reason
         else:
-            problem = self._damage(found)
-        problems = [each for each in self._ranks.gather(problem) if each]
+            with self.heartbeats():
+                problem = self._damage(found)
+        with self.heartbeats():
+            problems = [each for each in self._ranks.gather(problem) if each]
         if problems:
             raise CorruptCheckpointError(str(name), problems[0])
         return found.path
@@ -123,7 +142,8 @@ class FolderCheckpoints:
     def _until_stored(self, action: Callable[[], T]) -> T:
         """Do something on the volume, again while that is full or does not respond.
 
-        There are no heartbeats meanwhile: the watchdog ends what takes longer than `retry.hangTimeout`.
+        There are no heartbeats meanwhile: the watchdog ends what the function waits for longer than
+        `retry.hangTimeout`.
         """
         while True:
             try:

@@ -1,6 +1,6 @@
-"""What a training function of the user reports, and what it learns of its worker group.
+"""What a training function of the user reports and saves, and what it learns of its worker group.
 
-All ranks report together. A report is progress for status, hang detection and retries. One with a checkpoint is also a
+All ranks report and save together. A report is progress for status, hang detection and retries. What is saved is a
 commit, from which the next worker group resumes. A group that has to leave does so after a commit: a function can only
 be interrupted where its state is saved.
 """
@@ -11,7 +11,10 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +28,7 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import RankExit
+from spotune_trainer.training_functions.background_commit import BackgroundCommit
 from spotune_trainer.training_functions.checkpoints import FolderCheckpoints
 from spotune_trainer.training_functions.ranks import Ranks
 
@@ -47,19 +51,32 @@ class LeaveGeneration(BaseException):
         self.exit = rank_exit
 
 
+class _Call(Enum):
+    """What the ranks do together. The value is for their agreement."""
+
+    REPORT = 0
+    SAVE = 1
+    RETURN = 2
+
+    def describe(self, step: int) -> str:
+        """For a message, with the step of the call."""
+        return {_Call.REPORT: f"reported step {step}", _Call.SAVE: f"saved step {step}", _Call.RETURN: "returned"}[self]
+
+
 class Session:
-    """Reports of one rank in one generation.
+    """Reports and commits of one rank in one generation.
 
     Args:
         generation: of the worker group.
         restored: the checkpoint that it starts from, and its folder; None at the beginning.
-        checkpoints: commits what is reported.
+        checkpoints: commits what is saved.
         ranks: of the group.
         reporter: writes progress, steps and events.
         notices: files that ask the group to leave, read by rank 0.
         clock: seconds, monotonic.
 
     Attributes:
+        ranks: of the group.
         step: of the last report; at first that of the checkpoint.
         last_commit: the newest checkpoint, of this generation or restored; None before the first.
         seconds_left: until the deadline of a notice, as of the last report; infinite without a deadline, None without
@@ -76,28 +93,37 @@ class Session:
         notices: tuple[Path, ...],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.ranks = ranks
         self.step = restored[0].step if restored else 0
         self.last_commit = restored
         self.seconds_left: float | None = None
         self._generation = generation
         self._checkpoints = checkpoints
-        self._ranks = ranks
         self._reporter = reporter
         self._notices = notices
         self._clock = clock
         self._last_report = clock()
+        self._stall_seconds = 0.0  # since the last report
         self._last_poll = float("-inf")
         self._exit: RankExit | None = None
         self._has_reported = False
+        self._running_commit: BackgroundCommit | None = None
         self._lock = threading.Lock()
 
-    def report(self, metrics: Mapping[str, Any], folder: Path | None = None, step: int | None = None) -> None:
+    def report(
+        self,
+        metrics: Mapping[str, Any],
+        folder: Path | None = None,
+        step: int | None = None,
+        total_steps: int | None = None,
+    ) -> None:
         """Report progress, and commit a checkpoint if any rank hands over a folder. All ranks call it together.
 
         Args:
             metrics: those of rank 0 are shown; its `loss` is that of status and curves. Only numbers are kept.
             folder: of this rank's files; they are copied. None: it has none.
             step: number of steps done; None: one more than at the last report.
+            total_steps: of the whole job; None: it is not known.
 
         Raises:
             LeaveGeneration: the group leaves; the state is committed.
@@ -105,25 +131,61 @@ class Session:
             InfrastructureError: the volume refuses the files.
             SupersededError: a later generation has started.
         """
-        with self._lock:
-            try:
-                self._report(metrics, folder, self.step + 1 if step is None else step)
-            except OSError as error:  # of the volume, and not of the function
-                raise InfrastructureError(f"the report of step {self.step} failed: {error}") from error
+        with self._lock, self._errors_of_the_volume("report"):
+            step = self.step + 1 if step is None else step
+            if step <= self.step:
+                raise JobError(
+                    f"training.function reported step {step} after step {self.step}: report each step once, in "
+                    "ascending order, and continue after the checkpoint's step"
+                )
+            has_checkpoint = self._agree(_Call.REPORT, step, flag=folder is not None)
+            self.step = step
+            self._record(metrics, total_steps)
+            if has_checkpoint:
+                self._commit(folder, wait=True, discard=lambda: None)
 
-    def _report(self, metrics: Mapping[str, Any], folder: Path | None, step: int) -> None:
-        if step <= self.step:
-            raise JobError(
-                f"training.function reported step {step} after step {self.step}: report each step once, in ascending "
-                "order, and continue after the checkpoint's step"
-            )
-        has_checkpoint = self._agree(step, has_folder=folder is not None)
-        self.step = step
-        self._record(metrics)
-        if has_checkpoint:
-            self._commit(folder)
-            if self._exit is not None:
-                raise LeaveGeneration(self._exit)
+    def begin_save(self, step: int, *, is_sharded: bool) -> bool | None:
+        """Agree to save the last reported step, or a later one. All ranks call it together, and `save` afterwards.
+
+        Args:
+            step: number of steps done.
+            is_sharded: whether this rank's state is a part of the whole.
+
+        Returns:
+            Whether the state of any rank is; None if the step has a checkpoint already, so nothing is to be saved.
+
+        Raises:
+            JobError: the step is earlier than the last one, or the ranks save different steps.
+            InfrastructureError: the volume refuses the files of the checkpoint before.
+            SupersededError: a later generation has started.
+        """
+        with self._lock, self._errors_of_the_volume("checkpoint"):
+            if step < self.step:
+                raise JobError(
+                    f"training.function saved step {step} after step {self.step}: save the state of the last step"
+                )
+            is_any_sharded = self._agree(_Call.SAVE, step, flag=is_sharded)
+            if step > self.step:
+                self.step = step
+                self._record({})
+            return None if step == self._newest_saved_step() else is_any_sharded
+
+    def save(self, folder: Path | None, discard: Callable[[], None], *, wait: bool) -> None:
+        """Commit a checkpoint of the step of `begin_save`. All ranks call it together.
+
+        Args:
+            folder: of this rank's files, which must not change until `discard` is called. None: it has none.
+            discard: called once they are copied, also after an error.
+            wait: return once the checkpoint is durable. If false, files are copied meanwhile; the next checkpoint, or
+                the end of the function, waits for them.
+
+        Raises:
+            LeaveGeneration: the group leaves; the state is committed.
+            InfrastructureError: the volume refuses the files, also those of the checkpoint before.
+            SupersededError: a later generation has started.
+        """
+        with self._lock, self._errors_of_the_volume("checkpoint"):
+            self._commit(folder, wait=wait, discard=discard)
 
     def finish(self) -> None:
         """To be called once the function has returned, by all ranks together.
@@ -131,12 +193,13 @@ class Session:
         Raises:
             JobError: on all ranks: they have not reported the same steps, or there is no checkpoint.
         """
-        with self._lock:
-            self._agree(self.step, has_folder=False, has_ended=True)
+        with self._lock, self._errors_of_the_volume("checkpoint"):
+            self._agree(_Call.RETURN, self.step)
+            self._end_running_commit()
         if self.last_commit is None:
             raise JobError(
-                "training.function returned and has reported no checkpoint, so there is no model: pass one to "
-                "ray.train.report before it returns"
+                "training.function returned and has saved no checkpoint, so there is no model: pass one to "
+                "ray.train.report, or call spotune_train.checkpoint.save, before it returns"
             )
 
     def show_alive(self) -> None:
@@ -151,27 +214,38 @@ class Session:
         """Folder of the newest checkpoint; None before the first. It must not be changed."""
         return self.last_commit[1] if self.last_commit is not None else None
 
-    def _agree(self, step: int, *, has_folder: bool, has_ended: bool = False) -> bool:
-        """Whether any rank has a checkpoint. Rank 0 tells the others whether the group leaves, and until when.
+    @contextmanager
+    def _errors_of_the_volume(self, what: str) -> Iterator[None]:
+        """Turn an error of a file of ours, which is none of the function, into one of the infrastructure."""
+        try:
+            yield
+        except OSError as error:
+            raise InfrastructureError(f"the {what} of step {self.step} failed: {error}") from error
+
+    def _agree(self, call: _Call, step: int, *, flag: bool = False) -> bool:
+        """Whether the flag of any rank is set. Rank 0 tells the others whether the group leaves, and until when.
 
         Raises:
-            JobError: on all ranks: they are at different steps, or the function has returned on some of them only.
+            JobError: on all ranks: they are at different steps, or do different things.
+            Exception: a commit in the background has failed.
         """
-        rank_exit, left = self._read_notices() if self._ranks.rank == 0 else (None, None)
+        rank_exit, left = self._read_notices() if self.ranks.rank == 0 else (None, None)
         stops, leaves = rank_exit is RankExit.STOPPED, rank_exit is RankExit.YIELDED
-        mine = [has_folder, step, -step, has_ended, not has_ended, stops, leaves, -1.0 if left is None else left]
+        copies = self._running_commit is not None and not self._running_commit.has_ended
+        mine = [step, -step, call.value, -call.value, flag, copies, stops, leaves, -1.0 if left is None else left]
         values = torch.tensor(mine, dtype=torch.float64)
-        distributed.all_reduce(values, op=distributed.ReduceOp.MAX, group=self._ranks.group)
-        folder, latest, earliest, some_ended, some_report, stop, leave, seconds = values.tolist()
-        if latest != -earliest or (some_ended and some_report):
-            what = "returned" if has_ended else f"reported step {step}"
+        distributed.all_reduce(values, op=distributed.ReduceOp.MAX, group=self.ranks.group)
+        latest, earliest, last_call, first_call, any_flag, copy, stop, leave, seconds = values.tolist()
+        if latest != -earliest or last_call != -first_call:
             raise JobError(
-                f"training.function {what} on rank {self._ranks.rank}, while it is at another step on other ranks: all "
-                "ranks have to report the same number of times"
+                f"training.function {call.describe(step)} on rank {self.ranks.rank}, while other ranks did something "
+                "else: all ranks have to report and save the same steps, and to return after the same one"
             )
         self._exit = RankExit.STOPPED if stop else RankExit.YIELDED if leave else None
         self.seconds_left = seconds if seconds >= 0 else None
-        return bool(folder > 0)
+        if not copy:
+            self._end_running_commit()
+        return bool(any_flag > 0)
 
     def _read_notices(self) -> tuple[RankExit | None, float | None]:
         """Why the group leaves, and the seconds until it must have left; on rank 0, at most twice a second."""
@@ -192,42 +266,79 @@ class Session:
             logger.info("the worker group leaves after the next checkpoint of the training function")
         return rank_exit, left
 
-    def _record(self, metrics: Mapping[str, Any]) -> None:
+    def _record(self, metrics: Mapping[str, Any], total_steps: int | None = None) -> None:
         now = self._clock()
         seconds, self._last_report = now - self._last_report, now
-        if self._ranks.rank == 0:
+        stall_seconds, self._stall_seconds = self._stall_seconds, 0.0
+        if self.ranks.rank == 0:
             self._reporter.record_report(
                 generation=self._generation,
                 step=self.step,
                 metrics=finite_numbers(metrics),
                 seconds=seconds,
-                world_size=self._ranks.world_size,
+                productive_seconds=seconds - stall_seconds,
+                total_steps=total_steps,
+                world_size=self.ranks.world_size,
             )
         if self._has_reported:
             self._reporter.heartbeat()
         else:
             self._has_reported = True
+            self._reporter.record_startup("firstStep")
             self._reporter.set_phase(Phase.TRAINING)
 
-    def _commit(self, folder: Path | None) -> None:
-        started = self._clock()
-        with self._reporter.stopwatch.measure(Part.CHECKPOINT_STALL):
-            committed = self._checkpoints.commit(self.step, folder, self._reporter.sync)
-        self.last_commit = committed.name, committed.path
-        self._report_commit(committed, self._clock() - started)
-        self._last_report = self._clock()
+    def _newest_saved_step(self) -> int | None:
+        """Step of the newest checkpoint, also of one that is being copied."""
+        if self._running_commit is not None:
+            return self._running_commit.step
+        return self.last_commit[0].step if self.last_commit is not None else None
 
-    def _report_commit(self, committed: Checkpoint, seconds: float) -> None:
+    def _commit(self, folder: Path | None, *, wait: bool, discard: Callable[[], None]) -> None:
+        self._end_running_commit()
+        commit = partial(self._checkpoints.commit, self.step, folder, self._reporter.sync)
+        self._running_commit = BackgroundCommit(self.step, commit, discard, self._clock)
+        if wait or self._exit is not None:
+            self._end_running_commit()
+        if self._exit is not None:
+            raise LeaveGeneration(self._exit)
+
+    def _end_running_commit(self) -> None:
+        """Wait for the commit in the background, if there is one, and report it."""
+        commit, self._running_commit = self._running_commit, None
+        if commit is None:
+            return
+        began = self._clock()
+        with self._reporter.stopwatch.measure(Part.CHECKPOINT_STALL), self._checkpoints.heartbeats():
+            committed = commit.wait()
+        self.last_commit = committed.name, committed.path
+        self._report_commit(committed, commit.seconds, self._clock() - began)
+        self._stall_seconds += self._clock() - began
+
+    def _report_commit(self, committed: Checkpoint, seconds: float, stall_seconds: float) -> None:
         self._reporter.update(lastCheckpoint={"step": committed.name.step, "time": committed.manifest.time})
         self._reporter.record_event(
             "committed",
             step=committed.name.step,
             checkpoint=str(committed.name),
             seconds=round(seconds, 3),
-            stallSeconds=round(seconds, 4),
+            stallSeconds=round(stall_seconds, 4),
             bytes=committed.bytes,
         )
         self._reporter.heartbeat()
+
+
+_current: Session | None = None
+
+
+def enter_session(session: Session) -> None:
+    """Make a session that of this process, which calls one training function in its life."""
+    global _current  # noqa: PLW0603 - the function asks for it as Ray Train's functions ask for theirs
+    _current = session
+
+
+def current_session() -> Session | None:
+    """The session of this process; None outside of the workers of a job with a training function."""
+    return _current
 
 
 def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -34,7 +34,7 @@ from spotune_trainer.training_functions.export import export_files
 from spotune_trainer.training_functions.locate import FIELD, load_function
 from spotune_trainer.training_functions.ranks import Ranks
 from spotune_trainer.training_functions.ray_train import SessionUtils, run_with_ray_train, takes_argument
-from spotune_trainer.training_functions.session import LeaveGeneration, Session
+from spotune_trainer.training_functions.session import LeaveGeneration, Session, enter_session
 
 logger = logging.getLogger("spotune.worker")
 
@@ -107,17 +107,18 @@ class _FunctionWorker:
     def _set_up(self) -> SessionUtils:
         """Restore the checkpoint of the generation. The process group exists."""
         task, place, reporter = self.task, self.place, self.reporter
-        group = distributed.new_group(backend="gloo")
-        extend_timeouts(self.job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, group)
+        groups = [distributed.new_group(backend="gloo") for _ in range(2)]  # commits run beside the function
+        extend_timeouts(self.job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, *groups)
         self.reporter.record_startup("rendezvous")
-        self.ranks = Ranks(place.rank, place.world_size, group, reporter.heartbeat)
+        self.ranks, of_commits = (Ranks(place.rank, place.world_size, each, reporter.heartbeat) for each in groups)
+        reporter.update(checkpointProblem=None)  # a later change from the background adds no field
         checkpoints = FolderCheckpoints(
             task.job_directory,
             task.generation,
             self.plan.fingerprint,
             self.plan.version,
             self.job.spec.checkpoint,
-            self.ranks,
+            of_commits,
             lambda problem: reporter.update(checkpointProblem=problem),
         )
         restored = None
@@ -131,6 +132,7 @@ class _FunctionWorker:
         self.session = Session(task.generation, restored, checkpoints, self.ranks, reporter, notices)
         starts_node = self.ranks.gather(place.local_rank == 0)
         node = sum(starts_node[: place.rank + 1]) - 1
+        enter_session(self.session)
         return SessionUtils(self.job.metadata.name, place, node, self.session, self.ranks)
 
     def _finish(self) -> None:
