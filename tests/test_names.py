@@ -59,10 +59,19 @@ RETIRED = {
 }
 """Retired word -> the standard terms."""
 
-EXCEPTIONS = {"end": "the bound of a range [start, end), as in Python and Arrow"}
+EXCEPTIONS = {
+    "end": "the bound of a range [start, end), as in Python and Arrow",
+    "on_step_end": "a hook of transformers",
+}
 """Identifier -> why it may keep a retired word."""
 
-SOURCES = ["api/spotune", "operator/spotune_operator", "serve/spotune_serve", "trainer/spotune_trainer"]
+SOURCES = [
+    "api/spotune",
+    "operator/spotune_operator",
+    "serve/spotune_serve",
+    "trainer/spotune_train",
+    "trainer/spotune_trainer",
+]
 
 
 def words_of(identifier: str) -> set[str]:

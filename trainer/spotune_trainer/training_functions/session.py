@@ -195,7 +195,7 @@ class Session:
         """
         with self._lock, self._errors_of_the_volume("checkpoint"):
             self._agree(_Call.RETURN, self.step)
-            self._end_running_commit()
+            self._wait_for_commit()
         if self.last_commit is None:
             raise JobError(
                 "training.function returned and has saved no checkpoint, so there is no model: pass one to "
@@ -244,7 +244,7 @@ class Session:
         self._exit = RankExit.STOPPED if stop else RankExit.YIELDED if leave else None
         self.seconds_left = seconds if seconds >= 0 else None
         if not copy:
-            self._end_running_commit()
+            self._wait_for_commit()
         return bool(any_flag > 0)
 
     def _read_notices(self) -> tuple[RankExit | None, float | None]:
@@ -294,15 +294,15 @@ class Session:
         return self.last_commit[0].step if self.last_commit is not None else None
 
     def _commit(self, folder: Path | None, *, wait: bool, discard: Callable[[], None]) -> None:
-        self._end_running_commit()
+        self._wait_for_commit()
         commit = partial(self._checkpoints.commit, self.step, folder, self._reporter.sync)
         self._running_commit = BackgroundCommit(self.step, commit, discard, self._clock)
         if wait or self._exit is not None:
-            self._end_running_commit()
+            self._wait_for_commit()
         if self._exit is not None:
             raise LeaveGeneration(self._exit)
 
-    def _end_running_commit(self) -> None:
+    def _wait_for_commit(self) -> None:
         """Wait for the commit in the background, if there is one, and report it."""
         commit, self._running_commit = self._running_commit, None
         if commit is None:
