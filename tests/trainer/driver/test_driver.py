@@ -187,7 +187,7 @@ def test_out_of_memory_with_a_micro_batch_of_one_is_a_job_error(runs: Runs, dire
 def test_a_reproducible_job_keeps_its_micro_batch_and_fails_out_of_memory(runs: Runs, directory: JobDirectory) -> None:
     cluster = SimulatedCluster([ScriptedGroup(OUT_OF_MEMORY)] * 2)
     driver = make_driver(runs, directory, cluster, reproducible="worldSize")
-    with pytest.raises(JobError, match=r"out of memory .* with execution\.reproducible, a smaller microBatchSize"):
+    with pytest.raises(JobError, match=r"out of memory .* with execution\.reproducible a smaller microBatchSize"):
         driver.run()
     assert [task.plan["microBatchSize"] for task in cluster.tasks] == [4]
 

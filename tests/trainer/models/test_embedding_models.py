@@ -22,9 +22,9 @@ def changed(job: Any, section: str, **values: Any) -> Any:
 
 def test_texts_longer_than_the_positions_of_a_model_are_refused(tmp_path: Path) -> None:
     job = embedding_job(tmp_path)
-    assert build_model(changed(job, "dataset", max_length=128)).pooler is None
+    assert build_model(changed(job, "given_dataset", max_length=128)).pooler is None
     with pytest.raises(JobError, match=r"dataset\.maxLength: 129 tokens are more than the 128 positions"):
-        build_model(changed(job, "dataset", max_length=129))
+        build_model(changed(job, "given_dataset", max_length=129))
 
 
 def test_a_model_of_two_parts_is_refused(tmp_path: Path) -> None:

@@ -142,6 +142,12 @@ def saves_until_superseded(config: dict[str, Any]) -> None:
         spotune_train.checkpoint.save(step, {"step": step})
 
 
+def fails_while_a_checkpoint_is_copied(config: dict[str, Any]) -> None:
+    _slow_down_commits()
+    spotune_train.checkpoint.save(1, {"step": 1})
+    raise ValueError("a batch is empty")
+
+
 def leaves_at_a_notice(config: dict[str, Any]) -> None:
     """Saves only at a notice."""
     for step in range(1, 1_000_000):

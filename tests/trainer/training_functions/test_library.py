@@ -142,6 +142,14 @@ def test_a_commit_in_the_background_is_refused_once_a_later_group_has_started(di
     assert [type(result).__name__ for result in results] == ["SupersededError"] * 2
 
 
+def test_a_checkpoint_that_is_copied_while_the_function_fails_counts(directory: JobDirectory) -> None:
+    _, results = run_generation(directory, library_job("fails_while_a_checkpoint_is_copied", {}))
+    assert [str(result) for result in results] == ["a batch is empty"] * 2
+    checkpoint = choose_checkpoint(directory).checkpoint
+    assert checkpoint is not None
+    assert checkpoint.name.step == 1
+
+
 def test_a_function_that_saves_at_a_notice_loses_nothing(directory: JobDirectory) -> None:
     def notice_later() -> None:
         logs = directory.generation_logs(1)

@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -201,6 +201,14 @@ class Session:
                 "training.function returned and has saved no checkpoint, so there is no model: pass one to "
                 "ray.train.report, or call spotune_train.checkpoint.save, before it returns"
             )
+
+    def abandon(self) -> None:
+        """To be called if the function has failed: wait for the commit in the background, whatever becomes of it.
+
+        The commits of the other ranks go on without their functions, so it is complete, or a rank is lost.
+        """
+        with self._lock, suppress(Exception):
+            self._wait_for_commit()
 
     def show_alive(self) -> None:
         """Show that the process runs, while the function has not reported for a while. This resets no watchdog."""

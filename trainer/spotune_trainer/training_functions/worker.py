@@ -99,8 +99,10 @@ class _FunctionWorker:
         with self.reporter.stopwatch.measure(Part.PRODUCTIVE), _showing_alive(self.session):
             try:
                 function(config) if takes_argument(function) else function()
-            except OSError as error:
-                if error.errno in STORAGE_ERRORS or isinstance(error, ConnectionError | TimeoutError):
+            except Exception as error:
+                self.session.abandon()
+                is_of_volume = isinstance(error, OSError) and error.errno in STORAGE_ERRORS
+                if not isinstance(error, OSError) or is_of_volume or isinstance(error, ConnectionError | TimeoutError):
                     raise
                 raise JobError(f"{FIELD} raised {describe_error(error)}") from error
 
