@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spotune.job import FinetuneJob
+from spotune.job_file.load import replace_fields
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests import ROOT
@@ -81,7 +82,5 @@ def test_model_and_status_are_those_of_an_undisturbed_run(
     undisturbed = JobDirectory(tmp_path / "undisturbed")
     config = {"epochs": epochs, "pause": 0.0}
     local = FinetuneJob.model_validate(manifest(workplace, config))
-    code = {"code": str(workplace.inputs / CODE)}
-    training = local.spec.training.model_copy(update=code)
-    run_generation(undisturbed, local.model_copy(update={"spec": local.spec.model_copy(update={"training": training})}))
+    run_generation(undisturbed, replace_fields(local, {"spec.training.code": str(workplace.inputs / CODE)}))
     assert (artifacts.directory.export / "state.pt").read_bytes() == (undisturbed.export / "state.pt").read_bytes()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,33 @@ def run_generation(directory: JobDirectory, job: FinetuneJob, world_size: int = 
         process.kill()
         process.join()
     return task, found
+
+
+def run_disturbed(
+    directory: JobDirectory, job: FinetuneJob, disturb: Callable[[], None]
+) -> tuple[WorkerTask, list[Any]]:
+    """As `run_generation`, while `disturb` runs in a thread."""
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    found = run_generation(directory, job)
+    thread.join()
+    return found
+
+
+def run_superseded(directory: JobDirectory, job: FinetuneJob) -> list[Any]:
+    """Run one generation, and claim the next one after its first commit. Returns what became of each rank."""
+
+    def supersede() -> None:
+        wait_for_commit(directory)
+        claim(directory, None)
+
+    return run_disturbed(directory, job, supersede)[1]
+
+
+def wait_for_commit(directory: JobDirectory) -> None:
+    """Wait for the first commit."""
+    while not choose_checkpoint(directory).checkpoint:
+        time.sleep(0.05)
 
 
 def _rank(task: WorkerTask, place: RankPlacement, results: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ import spotune_train
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune_trainer import files
-from spotune_trainer.checkpoint.generations import choose_checkpoint, claim, surviving_steps
+from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.training.task import RankExit
 from tests.trainer.support.runs import write_shards
-from tests.trainer.training_functions.ranks import function_job, run_generation
+from tests.trainer.training_functions.ranks import function_job, run_disturbed, run_generation, run_superseded
 from tests.trainer.training_functions.test_worker import content_of
 
 pytestmark = pytest.mark.slow
@@ -130,15 +129,7 @@ def test_ranks_that_do_different_things_all_end(directory: JobDirectory) -> None
 
 
 def test_a_commit_in_the_background_is_refused_once_a_later_group_has_started(directory: JobDirectory) -> None:
-    def supersede_later() -> None:
-        while not choose_checkpoint(directory).checkpoint:
-            time.sleep(0.05)
-        claim(directory, None)
-
-    thread = threading.Thread(target=supersede_later)
-    thread.start()
-    _, results = run_generation(directory, library_job("saves_until_superseded", {}))
-    thread.join()
+    results = run_superseded(directory, library_job("saves_until_superseded", {}))
     assert [type(result).__name__ for result in results] == ["SupersededError"] * 2
 
 
@@ -157,10 +148,7 @@ def test_a_function_that_saves_at_a_notice_loses_nothing(directory: JobDirectory
             time.sleep(0.05)
         write_notice(logs.notice, seconds=60.0, reason="a test", stop=False, leave=True)
 
-    thread = threading.Thread(target=notice_later)
-    thread.start()
-    task, results = run_generation(directory, library_job("leaves_at_a_notice", {}))
-    thread.join()
+    task, results = run_disturbed(directory, library_job("leaves_at_a_notice", {}), notice_later)
     assert [result[0] for result in results] == [RankExit.YIELDED] * 2
     checkpoint = choose_checkpoint(directory).checkpoint
     assert checkpoint is not None

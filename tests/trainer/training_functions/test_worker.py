@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from spotune.errors import JobError
 from spotune_trainer import files
-from spotune_trainer.checkpoint.generations import choose_checkpoint, claim, surviving_steps
+from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_steps
 from spotune_trainer.checkpoint.layout import list_checkpoints
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.training.task import RankExit
-from tests.trainer.training_functions.ranks import function_job, next_task, run_generation
+from tests.trainer.training_functions.ranks import (
+    function_job,
+    next_task,
+    run_disturbed,
+    run_generation,
+    run_superseded,
+    wait_for_commit,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -92,15 +97,11 @@ def test_a_notice_ends_the_group_after_its_next_checkpoint(
     job = function_job("adds_up", {"steps": 100_000, "every": 100})
 
     def notice_later() -> None:
-        while not choose_checkpoint(directory).checkpoint:
-            time.sleep(0.05)
+        wait_for_commit(directory)
         path = directory.notice if stop else directory.generation_logs(1).notice
         write_notice(path, seconds=60.0, reason="a test", stop=stop, leave=not stop)
 
-    thread = threading.Thread(target=notice_later)
-    thread.start()
-    task, results = run_generation(directory, job)
-    thread.join()
+    task, results = run_disturbed(directory, job, notice_later)
     assert [result[0] for result in results] == [expected] * 2
     checkpoint = choose_checkpoint(directory).checkpoint
     assert checkpoint is not None
@@ -171,15 +172,7 @@ def test_a_damaged_checkpoint_is_refused_by_all_ranks(directory: JobDirectory) -
 def test_a_group_that_a_later_one_has_superseded_commits_nothing(directory: JobDirectory) -> None:
     job = function_job("adds_up", {"steps": 100_000, "every": 100})
 
-    def supersede_later() -> None:
-        while not choose_checkpoint(directory).checkpoint:
-            time.sleep(0.05)
-        claim(directory, None)
-
-    thread = threading.Thread(target=supersede_later)
-    thread.start()
-    _, results = run_generation(directory, job)
-    thread.join()
+    results = run_superseded(directory, job)
     assert [type(result).__name__ for result in results] == ["SupersededError"] * 2
     superseded_at = (directory.generations / "0000002").stat().st_mtime
     late = [path for path in directory.checkpoints.glob("*/manifest.json") if path.stat().st_mtime > superseded_at + 1]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from torch import distributed
+
+from spotune_trainer.training_functions.repeating import repeating
 
 T = TypeVar("T")
 
@@ -34,7 +34,7 @@ class Ranks:
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, in their order. All ranks call it together."""
         found: list[T] = [value] * self.world_size
-        with _beating(self.heartbeat):
+        with repeating(self.heartbeat, _BEAT_SECONDS, "waiting"):
             distributed.all_gather_object(found, value, group=self.group)
         return found
 
@@ -54,21 +54,3 @@ class Ranks:
         if problems:
             raise problem or problems[0]
         return [cast("T", each) for each, _ in found]
-
-
-@contextmanager
-def _beating(heartbeat: Callable[[], None]) -> Iterator[None]:
-    """Send heartbeats while the body waits."""
-    ended = threading.Event()
-
-    def beat() -> None:
-        while not ended.wait(_BEAT_SECONDS):
-            heartbeat()
-
-    thread = threading.Thread(target=beat, name="waiting", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()

@@ -28,7 +28,6 @@ from torch import distributed
 
 from spotune.errors import JobError
 from spotune_trainer.training.task import RankPlacement
-from spotune_trainer.training_functions.ranks import Ranks
 from spotune_trainer.training_functions.session import Session
 
 
@@ -40,10 +39,9 @@ class SessionUtils(LocalTrainFnUtils):
         place: of this process in its group.
         node: number of its node, 0-based.
         session: of the rank.
-        ranks: of the group.
     """
 
-    def __init__(self, name: str, place: RankPlacement, node: int, session: Session, ranks: Ranks) -> None:
+    def __init__(self, name: str, place: RankPlacement, node: int, session: Session) -> None:
         super().__init__(
             experiment_name=name,
             world_size=place.world_size,
@@ -53,7 +51,6 @@ class SessionUtils(LocalTrainFnUtils):
             node_rank=node,
         )
         self._session = session
-        self._ranks = ranks
 
     def report(
         self,
@@ -116,12 +113,12 @@ class SessionUtils(LocalTrainFnUtils):
 
     def barrier(self) -> None:
         """Wait for all ranks."""
-        distributed.barrier(group=self._ranks.group)
+        distributed.barrier(group=self._session.ranks.group)
 
     def broadcast_from_rank_zero(self, data: Any) -> Any:
         """The value of rank 0."""
         found = [data]
-        distributed.broadcast_object_list(found, src=0, group=self._ranks.group)
+        distributed.broadcast_object_list(found, src=0, group=self._session.ranks.group)
         return found[0]
 
 

@@ -319,8 +319,9 @@ class Session:
         with self._reporter.stopwatch.measure(Part.CHECKPOINT_STALL), self._checkpoints.heartbeats():
             committed = commit.wait()
         self.last_commit = committed.name, committed.path
-        self._report_commit(committed, commit.seconds, self._clock() - began)
-        self._stall_seconds += self._clock() - began
+        stall_seconds = self._clock() - began
+        self._stall_seconds += stall_seconds
+        self._report_commit(committed, commit.seconds, stall_seconds)
 
     def _report_commit(self, committed: Checkpoint, seconds: float, stall_seconds: float) -> None:
         self._reporter.update(lastCheckpoint={"step": committed.name.step, "time": committed.manifest.time})

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -34,6 +33,7 @@ from spotune_trainer.training_functions.export import export_files
 from spotune_trainer.training_functions.locate import FIELD, load_function
 from spotune_trainer.training_functions.ranks import Ranks
 from spotune_trainer.training_functions.ray_train import SessionUtils, run_with_ray_train, takes_argument
+from spotune_trainer.training_functions.repeating import repeating
 from spotune_trainer.training_functions.session import LeaveGeneration, Session, enter_session
 
 logger = logging.getLogger("spotune.worker")
@@ -68,7 +68,6 @@ class _FunctionWorker:
     """One rank that calls a training function."""
 
     session: Session
-    ranks: Ranks
 
     def __init__(self, task: WorkerTask, job: FinetuneJob, place: RankPlacement, reporter: ProgressReporter) -> None:
         self.task = task
@@ -96,7 +95,8 @@ class _FunctionWorker:
             JobError: it has raised an error of files, which are its own. Those of the volume are told apart by number.
         """
         config = dict(self.job.spec.training.config)
-        with self.reporter.stopwatch.measure(Part.PRODUCTIVE), _showing_alive(self.session):
+        alive = repeating(self.session.show_alive, _ALIVE_SECONDS, "alive")  # a function may report rarely
+        with self.reporter.stopwatch.measure(Part.PRODUCTIVE), alive:
             try:
                 function(config) if takes_argument(function) else function()
             except Exception as error:
@@ -112,7 +112,7 @@ class _FunctionWorker:
         groups = [distributed.new_group(backend="gloo") for _ in range(2)]  # commits run beside the function
         extend_timeouts(self.job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, *groups)
         self.reporter.record_startup("rendezvous")
-        self.ranks, of_commits = (Ranks(place.rank, place.world_size, each, reporter.heartbeat) for each in groups)
+        ranks, of_commits = (Ranks(place.rank, place.world_size, each, reporter.heartbeat) for each in groups)
         reporter.update(checkpointProblem=None)  # a later change from the background adds no field
         checkpoints = FolderCheckpoints(
             task.job_directory,
@@ -131,11 +131,11 @@ class _FunctionWorker:
             reporter.record_event("restored", step=name.step, checkpoint=str(name))
             reporter.record_startup("restore")
         notices = (task.job_directory.notice, task.logs.notice, task.logs.agent_notice)
-        self.session = Session(task.generation, restored, checkpoints, self.ranks, reporter, notices)
-        starts_node = self.ranks.gather(place.local_rank == 0)
+        self.session = Session(task.generation, restored, checkpoints, ranks, reporter, notices)
+        starts_node = ranks.gather(place.local_rank == 0)
         node = sum(starts_node[: place.rank + 1]) - 1
         enter_session(self.session)
-        return SessionUtils(self.job.metadata.name, place, node, self.session, self.ranks)
+        return SessionUtils(self.job.metadata.name, place, node, self.session)
 
     def _finish(self) -> None:
         """Export the last checkpoint. The process group still exists, since rank 0 may take long.
@@ -147,7 +147,8 @@ class _FunctionWorker:
         assert self.session.last_commit is not None, "finish() has checked it"
         name, _ = self.session.last_commit
         with self.reporter.stopwatch.measure(Part.EVALUATION):
-            self.summary, *_ = self.ranks.gather_results(lambda: self._export(name) if self.place.rank == 0 else {})
+            ranks = self.session.ranks
+            self.summary, *_ = ranks.gather_results(lambda: self._export(name) if ranks.rank == 0 else {})
 
     def _export(self, name: CheckpointName) -> dict[str, Any]:
         directory, reporter = self.task.job_directory, self.reporter
@@ -170,24 +171,6 @@ class _FunctionWorker:
             "exportStep": name.step,
             "exportSha256": sha256,
         }
-
-
-@contextmanager
-def _showing_alive(session: Session) -> Iterator[None]:
-    """Show that the process runs while the body does, since a function may report rarely."""
-    ended = threading.Event()
-
-    def show() -> None:
-        while not ended.wait(_ALIVE_SECONDS):
-            session.show_alive()
-
-    thread = threading.Thread(target=show, name="alive", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @contextmanager
