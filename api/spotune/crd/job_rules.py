@@ -29,7 +29,7 @@ from spotune.job import (
     WorkersSpec,
 )
 from spotune.job.execution import LOWEST_STAGE
-from spotune.job.training import LABEL_OBJECTIVES, PREFERENCE_OBJECTIVES, WHOLE_MATRIX_OPTIMIZERS
+from spotune.job.training.hyperparameters import LABEL_OBJECTIVES, PREFERENCE_OBJECTIVES, WHOLE_MATRIX_OPTIMIZERS
 
 _WORKERS = (Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),)
 

@@ -3,7 +3,7 @@
 from typing import Final
 
 from spotune.crd.cel_rules import Rule
-from spotune.job.training import FIXED_POINT_EPSILON
+from spotune.job.training.hyperparameters import FIXED_POINT_EPSILON
 
 REPRODUCIBLE_EXECUTION_RULES: Final = (
     Rule(

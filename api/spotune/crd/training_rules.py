@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from spotune.crd.cel_rules import Rule
 from spotune.job import BestSpec, EvaluationSpec, HarnessSpec, TrainingSpec
 from spotune.job.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS
-from spotune.job.training import LABEL_OBJECTIVES, PREFERENCE_OBJECTIVES, SCHEDULE_FREE_SCHEDULERS
+from spotune.job.training.hyperparameters import LABEL_OBJECTIVES, PREFERENCE_OBJECTIVES, SCHEDULE_FREE_SCHEDULERS
 
 
 def _name_in_cel(metric: str) -> str:

@@ -17,11 +17,11 @@ from spotune.job.output import OutputSpec, TrackingSpec
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import FinetuneJobStatus
 from spotune.job.storage import StorageSpec
-from spotune.job.training import (
+from spotune.job.training.evaluation import EvaluationSpec
+from spotune.job.training.hyperparameters import (
     FIXED_POINT_EPSILON,
     LABEL_OBJECTIVES,
     WHOLE_MATRIX_OPTIMIZERS,
-    EvaluationSpec,
     TrainingSpec,
 )
 

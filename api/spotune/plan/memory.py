@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from spotune.job.training import WHOLE_MATRIX_OPTIMIZERS, Optimizer
+from spotune.job.training.hyperparameters import WHOLE_MATRIX_OPTIMIZERS, Optimizer
 from spotune.plan.activations import Activations, Workload, activation_bytes
 from spotune.plan.architecture import Architecture
 from spotune.plan.checkpoint_interval import CHECKPOINT_BYTES_PER_PARAMETER, checkpoint_bytes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
-from spotune.job.training import LABEL_OBJECTIVES
+from spotune.job.training.hyperparameters import LABEL_OBJECTIVES
 
 MANIFEST = "spotune.json"
 _EXPORT = "export"

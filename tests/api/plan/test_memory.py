@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from spotune.job.training import Optimizer
+from spotune.job.training.hyperparameters import Optimizer
 from spotune.plan.activations import Workload, activation_bytes, logits_bytes
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.known_models import KNOWN_CONFIGS

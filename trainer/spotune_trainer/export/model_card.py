@@ -10,7 +10,7 @@ import yaml
 
 from spotune.formatting import score, scores_of
 from spotune.job import FinetuneJob
-from spotune.job.training import LABEL_OBJECTIVES
+from spotune.job.training.hyperparameters import LABEL_OBJECTIVES
 
 _PIPELINES = {
     "causal": "text-generation",
