@@ -11,10 +11,10 @@ _FINGERPRINTED_SECTIONS = {
     "model": {"tokenSecretRef"},
     "adapter": frozenset[str](),
     "dataset": {"credentials", "maxSkipped"},
-    "training": {"epochs", "maxSteps", "maxBadSteps", "evaluation", "code", "config"},
+    "training": {"epochs", "maxSteps", "maxBadSteps", "evaluation", "command", "code", "config"},
 }
 """Sections that define what is trained, and their fields that do not: duration, credentials, limits, evaluation, and
-code and argument of the user's own training function."""
+and code of the user's own."""
 
 
 def _fingerprinted_content(job: FinetuneJob) -> dict[str, Any]:

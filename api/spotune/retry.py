@@ -134,7 +134,7 @@ def _after_out_of_memory(last: Failure, *, can_use_less_memory: bool) -> Retry |
     what = f"out of memory at step {last.step} with the smallest micro-batch that the job allows"
     remedy = (
         "use more workers, a higher execution.zeroStage, gradientCheckpointing: true, a smaller dataset.maxLength, "
-        "with execution.reproducible a smaller microBatchSize, or with training.function a smaller batch in its config"
+        "with execution.reproducible a smaller microBatchSize, or a smaller batch in training.config"
     )
     return GiveUp(f"{what}: {remedy}{_with_message(last)}", JobError.exit_code)
 

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.cluster
 
 EXAMPLE = ROOT / "examples" / "text-to-sql" / "finetunejob.yaml"
 OWN_FUNCTION = ROOT / "examples" / "own-function" / "finetunejob.yaml"
+TORCHRUN = ROOT / "examples" / "torchrun" / "finetunejob.yaml"
 FROZEN = "is immutable after the first checkpoint"
 
 NAMED_OTHERWISE = {
@@ -68,8 +69,8 @@ def patch(kubectl: Kubectl, content: dict[str, Any], *options: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [EXAMPLE.read_text(), OWN_FUNCTION.read_text(), JOB_FILE, FULL_JOB_FILE],
-    ids=["text-to-sql", "own-function", "small", "full"],
+    [EXAMPLE.read_text(), OWN_FUNCTION.read_text(), TORCHRUN.read_text(), JOB_FILE, FULL_JOB_FILE],
+    ids=["text-to-sql", "own-function", "torchrun", "small", "full"],
 )
 def test_a_valid_job_is_stored_with_every_default_of_the_models(text: str, namespace: Kubectl, tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
@@ -105,6 +106,23 @@ def test_what_a_training_function_does_not_read_is_refused(
         job["spec"][name] = {**job["spec"].get(name, {}), **section}
     section = message.split(".")[1].partition(":")[0]
     with pytest.raises(KubectlError, match=rf"spec\.{section}.*(with training.function|package.module:function)"):
+        create(cluster.kubectl, json.dumps(job), "--dry-run=server")
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({"function": "train:train"}, "set function or command, not both"),
+        ({"command": [""]}, "has no program: its first entry is empty"),
+        ({"learningRate": 0.1}, "has fields that are not used with training.function and training.command"),
+    ],
+)
+def test_what_a_command_does_not_read_is_refused(
+    training: dict[str, Any], message: str, cluster: ClusterUnderTest
+) -> None:
+    job = yaml.safe_load(TORCHRUN.read_text())
+    job["spec"]["training"] |= training
+    with pytest.raises(KubectlError, match=message):
         create(cluster.kubectl, json.dumps(job), "--dry-run=server")
 
 

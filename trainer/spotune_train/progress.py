@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spotune.errors import JobError
+from spotune_trainer.commands.joining import join_command
 from spotune_trainer.training_functions.session import Session, current_session
 
 
@@ -39,12 +40,18 @@ def session(function: str) -> Session:
         function: name of the calling function, for the error.
 
     Raises:
-        JobError: this process is no worker of a job with a training function.
+        JobError: this process is no worker of a job with code of the user.
     """
-    found = current_session()
+    found = session_or_none()
     if found is None:
         raise JobError(
             f"spotune_train.{function} works in the workers of a FinetuneJob alone: set training.function to the "
-            "function that calls it, and start the job by spotune run or kubectl apply"
+            "function that calls it, or training.command to the program, and start the job by spotune run or kubectl "
+            "apply"
         )
     return found
+
+
+def session_or_none() -> Session | None:
+    """The session of this process; None if it is no worker of a job with code of the user."""
+    return current_session() or join_command()

@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 from torch import distributed
 
+from spotune_train.progress import session_or_none
 from spotune_trainer.data.schedule import SampleSchedule
 from spotune_trainer.data.shards import ShardedDataset
-from spotune_trainer.training_functions.session import current_session
 
 
 class IndexedDataset(Protocol):
@@ -51,7 +51,7 @@ class Samples:
         return [int(sample) for sample in self._schedule.sample_ids(step - 1)]
 
     def __iter__(self) -> Iterator[tuple[int, list[Any]]]:
-        session = current_session()
+        session = session_or_none()
         step = session.step if session is not None else 0
         rank, world_size = (session.ranks.rank, session.ranks.world_size) if session is not None else _place()
         while self.total_steps is None or step < self.total_steps:

@@ -112,8 +112,8 @@ def _device(job: FinetuneJob, name: str, memory: str, world_size: int) -> Device
 
 def _model_config(job: FinetuneJob, file: Path | None) -> dict[str, Any]:
     """The model's `config.json`: the given file, that in its folder or in the Hub's cache, or that of a known model."""
-    if job.spec.training.function:
-        raise JobError("training.function: a plan is for spotune's own training loop, and your function decides itself")
+    if job.spec.training.has_user_code:
+        raise JobError("training: a plan is for spotune's own training loop, and your function decides itself")
     source = job.spec.model.source
     if file is None and source.startswith("hf://") and known_config(source) is None:
         file = cached_config(source, job.spec.model.revision, os.environ)

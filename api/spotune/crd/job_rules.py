@@ -7,11 +7,11 @@ from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule, has_defaults, unless_absent
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES, PREPARE_RULES
-from spotune.crd.function_rules import FUNCTION_RULES, OPTIONAL_SECTIONS
 from spotune.crd.reproducible_rules import REPRODUCIBLE_EXECUTION_RULES, REPRODUCIBLE_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.crd.storage_rules import STORAGE_RULES, STORAGE_SECTION_RULES
 from spotune.crd.training_rules import TRAINING_RULES
+from spotune.crd.user_code_rules import OPTIONAL_SECTIONS, USER_CODE_RULES
 from spotune.job import (
     BackoffSpec,
     DatasetSpec,
@@ -367,7 +367,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     StorageSpec: STORAGE_SECTION_RULES,
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
     FinetuneJobSpec: (
-        *FUNCTION_RULES,
+        *USER_CODE_RULES,
         *(unless_absent(rule, *OPTIONAL_SECTIONS) for rule in (*_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES)),
     ),
     JobServingSpec: SERVING_RULES,

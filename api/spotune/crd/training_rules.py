@@ -103,10 +103,17 @@ def _is_default(field: str) -> str:
 
 _TRAINING = (
     Rule(
-        "self.function != '' || has(self.epochs) || has(self.maxSteps)", "has no length: set epochs, maxSteps, or both"
+        "self.function != '' || size(self.command) > 0 || has(self.epochs) || has(self.maxSteps)",
+        "has no length: set epochs, maxSteps, or both",
     ),
+    Rule("self.function == '' || size(self.command) == 0", "set function or command, not both", "command"),
+    Rule("size(self.command) == 0 || self.command[0] != ''", "has no program: its first entry is empty", "command"),
     Rule("!self.code.contains('://')", "must be a folder: code is not read from stores", "code"),
-    Rule("self.function != '' || self.code == ''", "is only used by function: set function, or remove it", "code"),
+    Rule(
+        "self.function != '' || size(self.command) > 0 || self.code == ''",
+        "is only used by function and command: set one of them, or remove it",
+        "code",
+    ),
     Rule("self.warmupRatio == 0.0 || self.warmupSteps == 0", "set warmupRatio or warmupSteps, not both", "warmupSteps"),
     Rule(
         "self.scheduler != 'constant' || (self.warmupRatio == 0.0 && self.warmupSteps == 0)",

@@ -28,9 +28,14 @@ from spotune.job.training.hyperparameters import (
 KIND: Final = "FinetuneJob"
 _REPRODUCIBLE: Final = "execution.reproducible worldSize"
 
-USED_WITH_FUNCTION: Final = {"training": ("function", "code", "config"), "checkpoint": ("keep", "keepEverySteps")}
-"""Fields of these sections that a job with training.function may set; other sections than these have none."""
-NOT_FOR_FUNCTIONS: Final = "is not used with training.function: remove it"
+USED_WITH_USER_CODE: Final = {
+    "training": ("function", "command", "code", "config"),
+    "checkpoint": ("keep", "keepEverySteps"),
+}
+"""Fields of these sections that a job with code of the user may set; other sections than these have none."""
+NOT_WITH_USER_CODE: Final = "is not used with training.function and training.command: remove it"
+MISSING_WITHOUT_USER_CODE: Final = "is required, unless training.function or training.command names code of your own"
+NO_BUCKET_WITH_USER_CODE: Final = "is not supported with training.function and training.command: use a volume"
 
 ModelKind = Literal["causal", "seq2seq", "reward", "embedding", "classification", "tokenClassification"]
 
@@ -39,13 +44,13 @@ class FinetuneJobSpec(Section):
     """What to train (model, adapter, dataset, training) and how to run it (all other sections)."""
 
     given_model: ModelSpec | None = Field(default=None, alias="model")
-    """The model to train: its source, task and precision. Required unless training.function is set. Frozen after the
-    first checkpoint."""
+    """The model to train: its source, task and precision. Required unless training has a function or
+    command. Frozen after the first checkpoint."""
     adapter: AdapterSpec | None = None
     """Parameter-efficient finetuning. If absent, all parameters are trained. Frozen after the first checkpoint."""
     given_dataset: DatasetSpec | None = Field(default=None, alias="dataset")
-    """Training data, how a row becomes text, and what is held out for evaluation. Required unless training.function is
-    set. Frozen after the first checkpoint."""
+    """Training data, how a row becomes text, and what is held out for evaluation. Required unless training has a
+    function or command. Frozen after the first checkpoint."""
     training: TrainingSpec
     """Hyperparameters and evaluation. Names follow Hugging Face TrainingArguments. Frozen after the first checkpoint,
     except that epochs and maxSteps may grow."""
@@ -77,14 +82,14 @@ class FinetuneJobSpec(Section):
 
     @property
     def model(self) -> ModelSpec:
-        """The model of a job without a training function of its own."""
-        assert self.given_model is not None, "a job with training.function has no model"
+        """The model of a job without code of the user."""
+        assert self.given_model is not None, "a job with code of the user has no model"
         return self.given_model
 
     @property
     def dataset(self) -> DatasetSpec:
-        """The data of a job without a training function of its own."""
-        assert self.given_dataset is not None, "a job with training.function has no dataset"
+        """The data of a job without code of the user."""
+        assert self.given_dataset is not None, "a job with code of the user has no dataset"
         return self.given_dataset
 
     @property
@@ -110,12 +115,12 @@ class FinetuneJobSpec(Section):
 
     @model_validator(mode="after")
     def _check_sections_together(self) -> Self:
-        if self.training.function:
-            self._check_function()
+        if self.training.has_user_code:
+            self._check_user_code()
             return self
         for field, section in (("model", self.given_model), ("dataset", self.given_dataset)):
             if section is None:
-                invalid(field, "is required, unless training.function names a training function of your own")
+                invalid(field, MISSING_WITHOUT_USER_CODE)
         self._check_task()
         self._check_unused_columns()
         self._check_objective()
@@ -129,17 +134,17 @@ class FinetuneJobSpec(Section):
         self._check_micro_batch()
         return self
 
-    def _check_function(self) -> None:
-        """Raise for sections that the user's own training function does not read."""
+    def _check_user_code(self) -> None:
+        """Raise for sections that a function or command of the user does not read."""
         for name in ("given_model", "given_dataset", "adapter", "serving"):
             if getattr(self, name) is not None:
-                invalid(name.removeprefix("given_"), NOT_FOR_FUNCTIONS)
+                invalid(name.removeprefix("given_"), NOT_WITH_USER_CODE)
         for name in ("training", "execution", "checkpoint", "output"):
             for field in changed_from_default(getattr(self, name)):
-                if field not in USED_WITH_FUNCTION.get(name, ()):
-                    invalid(f"{name}.{field}", NOT_FOR_FUNCTIONS)
+                if field not in USED_WITH_USER_CODE.get(name, ()):
+                    invalid(f"{name}.{field}", NOT_WITH_USER_CODE)
         if self.storage.bucket:
-            invalid("storage.bucket", "is not supported with training.function: use a volume")
+            invalid("storage.bucket", NO_BUCKET_WITH_USER_CODE)
 
     def _check_task(self) -> None:
         dataset = self.dataset

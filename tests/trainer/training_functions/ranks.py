@@ -20,7 +20,7 @@ from spotune_trainer.training.task import RankPlacement, WorkerTask
 
 FOLDER = Path(__file__).parent
 _CONTEXT = multiprocessing.get_context("forkserver")
-_SECONDS = 120
+_SECONDS = 60
 
 
 def function_job(function: str, config: dict[str, Any], module: str = "functions", **sections: Any) -> FinetuneJob:
@@ -46,7 +46,16 @@ def next_task(directory: JobDirectory, job: FinetuneJob) -> WorkerTask:
     )
 
 
-def run_generation(directory: JobDirectory, job: FinetuneJob, world_size: int = 2) -> tuple[WorkerTask, list[Any]]:
+def command_job(*command: str, code: Path, config: dict[str, Any] | None = None, **sections: Any) -> FinetuneJob:
+    """A job that runs a command in a folder."""
+    training = {"command": list(command), "code": str(code), "config": config or {}}
+    spec = {"training": training, "workers": {"count": 2, "gpus": 0}, **sections}
+    return FinetuneJob.model_validate({"metadata": {"name": "own"}, "spec": spec})
+
+
+def run_generation(
+    directory: JobDirectory, job: FinetuneJob, world_size: int = 2, nodes: int = 1
+) -> tuple[WorkerTask, list[Any]]:
     """Run one generation. Returns its task, and of each rank (exit, summary), or the error, or its exit status."""
     task = next_task(directory, job)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -54,7 +63,10 @@ def run_generation(directory: JobDirectory, job: FinetuneJob, world_size: int = 
     pipes, ranks = [], []
     for rank in range(world_size):
         receiver, sender = _CONTEXT.Pipe(duplex=False)
-        place = RankPlacement(rank, rank, world_size, world_size, "127.0.0.1", port)
+        of_node = world_size // nodes
+        place = RankPlacement(
+            rank, rank % of_node, of_node, world_size, "127.0.0.1", port, node=rank // of_node, nodes=nodes
+        )
         process = _CONTEXT.Process(target=_rank, args=(task, place, sender))
         process.start()
         sender.close()
@@ -74,13 +86,14 @@ def run_generation(directory: JobDirectory, job: FinetuneJob, world_size: int = 
 
 
 def run_disturbed(
-    directory: JobDirectory, job: FinetuneJob, disturb: Callable[[], None]
+    directory: JobDirectory, job: FinetuneJob, disturb: Callable[[], None], world_size: int = 2
 ) -> tuple[WorkerTask, list[Any]]:
     """As `run_generation`, while `disturb` runs in a thread."""
-    thread = threading.Thread(target=disturb)
+    thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
-    found = run_generation(directory, job)
-    thread.join()
+    found = run_generation(directory, job, world_size)
+    thread.join(_SECONDS)
+    assert not thread.is_alive(), f"it was not disturbed: {found}"
     return found
 
 
@@ -103,12 +116,13 @@ def wait_for_commit(directory: JobDirectory) -> None:
 def _rank(task: WorkerTask, place: RankPlacement, results: Any) -> None:
     import torch
 
+    from spotune_trainer.commands.worker import run_command
     from spotune_trainer.training_functions.worker import run_function
 
     torch.set_num_threads(1)
     os.environ |= place.environment()
     try:
-        result = run_function(task, place)
+        result = run_command(task, place) if task.has_command else run_function(task, place)
     except BaseException as error:
         results.send(error)
         raise

@@ -80,7 +80,7 @@ def export_command(
     from spotune_trainer.export.huggingface import export_model
 
     job = FinetuneJob.model_validate(files.read_json(run.job))
-    if job.spec.training.function:
+    if job.spec.training.has_user_code:
         _export_files(run, chosen, to, as_json=output == "json")
         return
     if ema and not job.spec.training.ema_decay:
@@ -177,7 +177,7 @@ def _to_universal(run: JobDirectory, step: int | None, output: Path) -> dict[str
         from spotune_trainer.export.universal import check_has_moments, write_universal
     job = job_of(run)
     if job is not None:
-        _refuse_function(job)
+        _refuse_user_code(job)
         check_has_moments(job)
     try:
         _fetch(chosen)
@@ -194,11 +194,12 @@ def _to_universal(run: JobDirectory, step: int | None, output: Path) -> dict[str
     }
 
 
-def _refuse_function(job: FinetuneJob) -> None:
-    """Raise UsageError for a job with a training function, which saves what it likes."""
-    if job.spec.training.function:
+def _refuse_user_code(job: FinetuneJob) -> None:
+    """Raise UsageError for a job with a training function or command, which saves what it likes."""
+    if job.spec.training.has_user_code:
         raise UsageError(
-            "a job with training.function has checkpoints of its own format: use spotune checkpoint export."
+            "a job with training.function or training.command has checkpoints of its own format: use spotune "
+            "checkpoint export."
         )
 
 
@@ -212,7 +213,7 @@ def _from_universal(directory: Path, source: Path, job_file: Path | None) -> dic
     job = read_job(job_file, {}) if job_file else job_of(run)
     if job is None:
         raise UsageError(f"{directory} has no job yet: give its file with --job.")
-    _refuse_function(job)
+    _refuse_user_code(job)
     check_directory(run, job)
     with redirect_stdout(sys.stderr):  # DeepSpeed keeps logging to the stream that it finds at import
         from spotune_trainer.export.import_universal import import_universal_checkpoint

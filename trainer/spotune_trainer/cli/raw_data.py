@@ -155,7 +155,7 @@ def find_sources(
     if inputs:
         return {"": [of_split(source, config, split) for source in inputs]}
     if job.spec.given_dataset is None:
-        raise UsageError("--job: a job with training.function has no dataset: give the files to read")
+        raise UsageError("--job: a job with code of the user has no dataset: give the files to read")
     found = _prepared_sources(job)
     chosen = found if only is None else {only: found[only]} if only and only in found else {}
     if len(chosen) > 1 and (config or split):

@@ -144,7 +144,7 @@ class Driver:
         """Convert raw data to shards, once, and check the shards. A killed preparation resumes where it stopped."""
         if sources := unprepared_sources(self.job, self.directory):
             prepare_sources(self.job, self.directory, sources, self.ledger, self.status)
-        if not self.job.spec.training.function:
+        if not self.job.spec.training.has_user_code:
             check_local_manifests(self.job, self.directory)
         self._bucket.upload_data()
 

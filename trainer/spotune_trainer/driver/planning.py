@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable
 
 from spotune.errors import JobError
@@ -32,7 +33,7 @@ def unprepared_sources(job: FinetuneJob, directory: JobDirectory) -> dict[str, P
     Shards that a checkpoint was trained on are final, because `dataset` is frozen then. The raw data is not read again,
     and may be gone.
     """
-    if job.spec.training.function:
+    if job.spec.training.has_user_code:
         return {}
     sources = job.spec.dataset.prepared_sources
     if not has_commits(directory):
@@ -54,8 +55,8 @@ def plan_run(
     Raises:
         JobError: the model, the data or the execution cannot work, or what is trained changed after the first commit.
     """
-    if job.spec.training.function:
-        return _plan_of_function(job, directory, checkpoint)
+    if job.spec.training.has_user_code:
+        return _plan_of_user_code(job, directory, checkpoint)
     datasets = open_datasets(job, directory)
     value = files.read_json(directory.plan)
     job_fingerprint = fingerprint(job)
@@ -76,8 +77,8 @@ def plan_run(
     return plan
 
 
-def _plan_of_function(job: FinetuneJob, directory: JobDirectory, checkpoint: Checkpoint | None) -> RunPlan:
-    """The plan of a job with a training function, which decides all but the number of workers itself."""
+def _plan_of_user_code(job: FinetuneJob, directory: JobDirectory, checkpoint: Checkpoint | None) -> RunPlan:
+    """The plan of a job with a training function or command, which decides all but the number of workers itself."""
     value, job_fingerprint = files.read_json(directory.plan), fingerprint(job)
     if value is not None and checkpoint is not None:
         plan = RunPlan.from_json(value)
@@ -90,7 +91,8 @@ def _plan_of_function(job: FinetuneJob, directory: JobDirectory, checkpoint: Che
         micro_batch_size=1,
         gradient_checkpointing=False,
         function=job.spec.training.function,
-        reason="training.function decides how it trains",
+        command=shlex.join(job.spec.training.command),
+        reason=f"training.{'function' if job.spec.training.function else 'command'} decides how it trains",
         data={},
         requested=requested(job.spec.execution),
         libraries=library_versions(),
@@ -111,7 +113,7 @@ def _check_fingerprint(plan: RunPlan, job_fingerprint: str, directory: JobDirect
 
 def memory_copies(job: FinetuneJob, plan: RunPlan, world_size: int) -> int:
     """Number of commits that each of `world_size` workers keeps in memory."""
-    if job.spec.training.function:
+    if job.spec.training.has_user_code:
         return 0
     asked = job.spec.checkpoint.memory_copies
     if asked != "auto":

@@ -153,6 +153,15 @@ class JobDirectory:
         """Totals of the flops profile; written last, so the profile is complete if this exists."""
         return self.profile / "flops.json"
 
+    @property
+    def command_checkpoints(self) -> Path:
+        """Where the command of a job may keep checkpoints of its own, over all generations."""
+        return self.root / "command" / "checkpoints"
+
+    def command_output(self, generation: int) -> Path:
+        """Where the command of a job writes its model in one generation."""
+        return self.root / "command" / f"output-gen-{generation}"
+
     def generation_logs(self, generation: int) -> GenerationLogs:
         """Paths of the files of one generation's workers."""
         return GenerationLogs(self.logs / f"gen-{generation}")
@@ -196,6 +205,18 @@ class GenerationLogs:
     def stacks(self, rank: int) -> Path:
         """Stacks of all threads of `rank` at the time of a hang; empty without a hang."""
         return self.root / f"stacks-rank-{rank:05d}.txt"
+
+    def command_task(self, node: int) -> Path:
+        """The task of a generation, for the processes that a node's command starts."""
+        return self.root / f"command-node-{node}-task.json"
+
+    def command_result(self, node: int) -> Path:
+        """How the command of a node ended that did not fail."""
+        return self.root / f"command-node-{node}.json"
+
+    def command_process(self, rank: int) -> Path:
+        """What a process of a command has agreed with spotune: it exists once it uses `spotune_train`."""
+        return self.root / f"command-rank-{rank:05d}.json"
 
     def failure(self, rank: int) -> Path:
         """Why `rank` failed, with its traceback."""

@@ -67,6 +67,7 @@ class RunPlan:
     second_copy_from: int | None = None
     peer_copy_from: int | None = None
     function: str = ""
+    command: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -91,6 +92,8 @@ class RunPlan:
         """What decides how each worker trains, for the ledger."""
         if self.function:
             return {"function": self.function}
+        if self.command:
+            return {"command": self.command}
         return {"zeroStage": self.zero_stage, "microBatchSize": self.micro_batch_size}
 
     @property

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from spotune.goodput import Part
 from spotune_trainer import files
 from spotune_trainer.bucket.generation_logs import GenerationLogUpload
 from spotune_trainer.job_directory.layout import GenerationLogs
@@ -31,6 +32,8 @@ logger = logging.getLogger("spotune.worker")
 _WRITE_EVERY_SECONDS = 0.5
 _RATE_WINDOW_STEPS = 50
 _HEARTBEAT_WINDOW = 100
+_COMPUTED_FIELDS = ("time", "heartbeatSeconds", "part", "seconds")
+"""Fields of `progress.json` that are computed when it is written."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +123,14 @@ class ProgressReporter:
         self._last_heartbeat: float | None = None
         self._heartbeat_gaps: deque[float] = deque(maxlen=_HEARTBEAT_WINDOW)
         self._writer = BackgroundWriter()
+        self._writes = rank == 0
 
     def __enter__(self) -> Self:
         self._watchdog.__enter__()
         if self.rank == 0:
             self._writer.start()
-        self._startup_since = self._clock()
+        if self._startup_since == float("-inf"):
+            self._startup_since = self._clock()
         self.heartbeat()
         return self
 
@@ -153,6 +158,33 @@ class ProgressReporter:
         """Report that the process runs, where nothing is known of its progress. The watchdog is not reset."""
         self._state["heartbeat"] += 1
         self.write_if_due()
+
+    def continue_startup(self) -> None:
+        """Continue the startup that another process of the rank has reported to `progress.json`.
+
+        To be called before the context begins, which writes that file.
+        """
+        state = files.read_json(self.logs.progress)
+        if state is None:
+            return
+        self._state |= {name: state[name] for name in ("startedAt", "heartbeat", "phase", "startup")}
+        seconds = max(0.0, time.time() - state["startedAt"])
+        self._startup_since = self._clock() - max(0.0, seconds - sum(state["startup"].values()))
+        self.stopwatch.continue_from({Part.STARTUP: seconds})
+
+    def hand_over(self) -> None:
+        """Leave `progress.json` to another process of the rank; see `take_over`."""
+        self._writes = False
+
+    def take_over(self) -> None:
+        """Continue what another process of the rank has reported to `progress.json`."""
+        state = files.read_json(self.logs.progress)
+        self._writes = self.rank == 0
+        if state is None:
+            return
+        written = {name: value for name, value in state.items() if name not in _COMPUTED_FIELDS}
+        self._state |= {**written, "startup": {**written["startup"], **self._state["startup"]}}
+        self.stopwatch.continue_from({Part(name): seconds for name, seconds in state["seconds"].items()})
 
     def write_if_due(self) -> None:
         """Write `progress.json` if it was not written within the last half second. This is not a heartbeat."""
@@ -268,7 +300,7 @@ class ProgressReporter:
 
     def _write(self) -> None:
         self._last_write = self._clock()
-        if self.rank == 0:
+        if self._writes:
             seconds = {part: round(value, 3) for part, value in self.stopwatch.seconds().items()}
             longest = round(max(self._heartbeat_gaps), 3) if self._heartbeat_gaps else None
             state = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -57,6 +57,11 @@ class Stopwatch:
         productive = self.seconds().get(Part.PRODUCTIVE, 0.0)
         seconds, self._last_lap = productive - self._last_lap, productive
         return seconds
+
+    def continue_from(self, seconds: Mapping[Part, float]) -> None:
+        """Replace what was measured so far by what another stopwatch has measured meanwhile."""
+        self._seconds = dict.fromkeys(Part, 0.0) | dict(seconds)
+        self._since = self._clock()
 
     def _switch(self, part: Part) -> None:
         now = self._clock()

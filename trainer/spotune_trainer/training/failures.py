@@ -20,8 +20,25 @@ from spotune_trainer.training.task import RankFailure
 _GLOO_SIGNS = ("gloo", "connection closed by peer", "connection reset by peer")
 
 
+class ProgramError(InfrastructureError):
+    """A program that trains has failed, and the cause was read from its exit status and output.
+
+    Attributes:
+        cause: for the retry policy.
+    """
+
+    def __init__(self, cause: FailureCause, message: str) -> None:
+        super().__init__(message)
+        self.cause = cause
+
+    def __reduce__(self) -> tuple[type[ProgramError], tuple[FailureCause, str]]:
+        return ProgramError, (self.cause, str(self))
+
+
 def classify(error: BaseException) -> FailureCause:
     """The failure cause of an exception that a rank raised."""
+    if isinstance(error, ProgramError):
+        return error.cause
     if isinstance(error, JobError):
         return FailureCause.DATA if isinstance(error, DataError) else FailureCause.APP_ERROR
     if isinstance(error, MemoryError | torch.OutOfMemoryError):

@@ -23,6 +23,8 @@ class RankPlacement:
         world_size: number of ranks in the group.
         address: IP address of rank 0's node.
         port: free port on that node, for the group's rendezvous.
+        node: 0-based number of its node in the group.
+        nodes: number of nodes in the group.
     """
 
     rank: int
@@ -31,6 +33,8 @@ class RankPlacement:
     world_size: int
     address: str
     port: int
+    node: int = 0
+    nodes: int = 1
 
     def environment(self) -> dict[str, str]:
         """Environment variables that torch and DeepSpeed read, as torchrun sets them."""
@@ -146,3 +150,8 @@ class WorkerTask:
     def has_function(self) -> bool:
         """Whether the ranks call a training function of the user."""
         return bool(self.job["spec"]["training"].get("function"))
+
+    @property
+    def has_command(self) -> bool:
+        """Whether each node runs a command of the user."""
+        return bool(self.job["spec"]["training"].get("command"))

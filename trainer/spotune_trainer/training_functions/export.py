@@ -1,13 +1,22 @@
-"""The model of a job with a training function: the files of a checkpoint, as the function has saved them."""
+"""The model of a job with code of the user: the files of a checkpoint, as that code has saved them."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from spotune_trainer import files
-from spotune_trainer.checkpoint.layout import Checkpoint
+from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
+from spotune_trainer.job_directory.status import Phase
+from spotune_trainer.observability.progress import ProgressReporter
+from spotune_trainer.training.task import WorkerTask
+
+logger = logging.getLogger("spotune.worker")
 
 _CHUNK_BYTES = 16 * 2**20
 
@@ -41,3 +50,34 @@ def export_files(
                     writer.write(chunk)
                     heartbeat()
     return digest.hexdigest()
+
+
+def export_model(task: WorkerTask, name: CheckpointName, step: int, reporter: ProgressReporter) -> dict[str, Any]:
+    """Export a checkpoint as the trained model; returns the summary of the run.
+
+    Args:
+        task: of the generation, which has committed or verified the checkpoint.
+        name: of the checkpoint.
+        step: number of steps done.
+        reporter: of rank 0.
+    """
+    directory = task.job_directory
+    reporter.set_phase(Phase.EXPORTING)
+    checkpoint = open_checkpoint(directory.checkpoints / str(name))
+    assert isinstance(checkpoint, Checkpoint), "it was committed or verified by this group"
+    fence = partial(raise_if_superseded, directory, task.generation)
+    sha256 = export_files(checkpoint, directory.export, fence, reporter.heartbeat)
+    reporter.update(exportStep=name.step)
+    reporter.record_event("exported", sha256=sha256, step=name.step)
+    if name.step < step:
+        logger.warning("the model is that of step %d; later steps have no checkpoint", name.step)
+    reporter.sync()
+    steps = surviving_steps(directory)
+    losses = [line["loss"] for line in steps if line.get("loss") is not None]
+    return {
+        "steps": step,
+        "trainLoss": sum(losses) / len(losses) if losses else None,
+        "metrics": steps[-1].get("metrics", {}) if steps else {},
+        "exportStep": name.step,
+        "exportSha256": sha256,
+    }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
+import torch
 from torch import distributed
 
 from spotune_trainer.training_functions.repeating import repeating
@@ -19,10 +20,12 @@ _BEAT_SECONDS = 5.0
 class Ranks:
     """The ranks of a worker group, which exchange small objects on the host.
 
+    A single rank has no need of a process group.
+
     Attributes:
         rank: of this process, 0-based.
         world_size: number of ranks.
-        group: gloo process group of all ranks.
+        group: gloo process group of all ranks; None if there is one rank.
         heartbeat: called from time to time while this rank waits for others, which have a watchdog of their own.
     """
 
@@ -34,9 +37,18 @@ class Ranks:
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, in their order. All ranks call it together."""
         found: list[T] = [value] * self.world_size
+        if self.world_size == 1:
+            return found
         with repeating(self.heartbeat, _BEAT_SECONDS, "waiting"):
             distributed.all_gather_object(found, value, group=self.group)
         return found
+
+    def maxima(self, values: Sequence[float]) -> list[float]:
+        """The largest value of all ranks at each position. All ranks call it together."""
+        largest = torch.tensor(values, dtype=torch.float64)
+        if self.world_size > 1:
+            distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=self.group)
+        return [float(value) for value in largest]
 
     def gather_results(self, compute: Callable[[], T]) -> list[T]:
         """What `compute` returns on each rank. All ranks call it together.

@@ -37,18 +37,17 @@ class SessionUtils(LocalTrainFnUtils):
     Args:
         name: of the job.
         place: of this process in its group.
-        node: number of its node, 0-based.
         session: of the rank.
     """
 
-    def __init__(self, name: str, place: RankPlacement, node: int, session: Session) -> None:
+    def __init__(self, name: str, place: RankPlacement, session: Session) -> None:
         super().__init__(
             experiment_name=name,
             world_size=place.world_size,
             world_rank=place.rank,
             local_rank=place.local_rank,
             local_world_size=place.local_world_size,
-            node_rank=node,
+            node_rank=place.node,
         )
         self._session = session
 

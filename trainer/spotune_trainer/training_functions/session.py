@@ -18,18 +18,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import distributed
-
 from spotune.errors import InfrastructureError, JobError
 from spotune.goodput import Part
-from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import RankExit
 from spotune_trainer.training_functions.background_commit import BackgroundCommit
 from spotune_trainer.training_functions.checkpoints import FolderCheckpoints
+from spotune_trainer.training_functions.notices import read_notices
 from spotune_trainer.training_functions.ranks import Ranks
 
 logger = logging.getLogger("spotune.worker")
@@ -74,6 +71,7 @@ class Session:
         reporter: writes progress, steps and events.
         notices: files that ask the group to leave, read by rank 0.
         clock: seconds, monotonic.
+        leave: makes the exception that ends the function when the group leaves.
 
     Attributes:
         ranks: of the group.
@@ -92,6 +90,7 @@ class Session:
         reporter: ProgressReporter,
         notices: tuple[Path, ...],
         clock: Callable[[], float] = time.monotonic,
+        leave: Callable[[RankExit], BaseException] = LeaveGeneration,
     ) -> None:
         self.ranks = ranks
         self.step = restored[0].step if restored else 0
@@ -102,6 +101,7 @@ class Session:
         self._reporter = reporter
         self._notices = notices
         self._clock = clock
+        self._leave = leave
         self._last_report = clock()
         self._stall_seconds = 0.0  # since the last report
         self._last_poll = float("-inf")
@@ -168,7 +168,7 @@ class Session:
             if step > self.step:
                 self.step = step
                 self._record({})
-            return None if step == self._newest_saved_step() else is_any_sharded
+            return None if step == self.newest_saved_step else is_any_sharded
 
     def save(self, folder: Path | None, discard: Callable[[], None], *, wait: bool) -> None:
         """Commit a checkpoint of the step of `begin_save`. All ranks call it together.
@@ -201,6 +201,15 @@ class Session:
                 "training.function returned and has saved no checkpoint, so there is no model: pass one to "
                 "ray.train.report, or call spotune_train.checkpoint.save, before it returns"
             )
+
+    def end_commits(self) -> None:
+        """Wait until the checkpoint that is being copied is durable. All ranks call it together.
+
+        Raises:
+            InfrastructureError: the volume refuses its files.
+        """
+        with self._lock, self._errors_of_the_volume("checkpoint"):
+            self._wait_for_commit()
 
     def abandon(self) -> None:
         """To be called if the function has failed: wait for the commit in the background, whatever becomes of it.
@@ -241,9 +250,7 @@ class Session:
         stops, leaves = rank_exit is RankExit.STOPPED, rank_exit is RankExit.YIELDED
         copies = self._running_commit is not None and not self._running_commit.has_ended
         mine = [step, -step, call.value, -call.value, flag, copies, stops, leaves, -1.0 if left is None else left]
-        values = torch.tensor(mine, dtype=torch.float64)
-        distributed.all_reduce(values, op=distributed.ReduceOp.MAX, group=self.ranks.group)
-        latest, earliest, last_call, first_call, any_flag, copy, stop, leave, seconds = values.tolist()
+        latest, earliest, last_call, first_call, any_flag, copy, stop, leave, seconds = self.ranks.maxima(mine)
         if latest != -earliest or last_call != -first_call:
             raise JobError(
                 f"training.function {call.describe(step)} on rank {self.ranks.rank}, while other ranks did something "
@@ -261,15 +268,7 @@ class Session:
         if now - self._last_poll < _POLL_SECONDS:
             return self._exit, self.seconds_left
         self._last_poll = now
-        rank_exit, left = None, None
-        for path in self._notices:
-            notice = files.read_json(path)
-            if notice is None or not (notice["stop"] or notice.get("leave")):
-                continue
-            rank_exit = RankExit.STOPPED if notice["stop"] or rank_exit is RankExit.STOPPED else RankExit.YIELDED
-            deadline = notice["deadline"]
-            seconds = max(deadline - time.time(), 0.0) if deadline is not None else math.inf
-            left = seconds if left is None else min(left, seconds)
+        rank_exit, left = read_notices(self._notices)
         if rank_exit is not None and self._exit is None:
             logger.info("the worker group leaves after the next checkpoint of the training function")
         return rank_exit, left
@@ -295,7 +294,8 @@ class Session:
             self._reporter.record_startup("firstStep")
             self._reporter.set_phase(Phase.TRAINING)
 
-    def _newest_saved_step(self) -> int | None:
+    @property
+    def newest_saved_step(self) -> int | None:
         """Step of the newest checkpoint, also of one that is being copied."""
         if self._running_commit is not None:
             return self._running_commit.step
@@ -308,7 +308,7 @@ class Session:
         if wait or self._exit is not None:
             self._wait_for_commit()
         if self._exit is not None:
-            raise LeaveGeneration(self._exit)
+            raise self._leave(self._exit)
 
     def _wait_for_commit(self) -> None:
         """Wait for the commit in the background, if there is one, and report it."""

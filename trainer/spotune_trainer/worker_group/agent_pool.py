@@ -300,10 +300,9 @@ class AgentPool:
             first = shares[0][0]
             address = first.info().address
             port = ray.get(first.handle.call.remote("free_port"), timeout=_REPLY_SECONDS)
-            for agent, share in shares:
-                agent.placements = [
-                    RankPlacement(rank, rank - share.start, len(share), world_size, address, port) for rank in share
-                ]
+            for node, (agent, share) in enumerate(shares):
+                group = world_size, address, port, node, len(shares)
+                agent.placements = [RankPlacement(rank, rank - share.start, len(share), *group) for rank in share]
             return [agent for agent, _ in shares]
 
     def _start_ranks(self, task: WorkerTask, world_size: int) -> dict[Any, _Agent]:

@@ -257,18 +257,23 @@ def _take_part(assignment: Assignment, messages: _Messages, baseline: ProcessBas
         result = RankResult(place.rank, 1, failure=failure)
         may_be_kept = failure.cause == FailureCause.COMMUNICATION
     # The state of the compiler is not known well enough, nor that of a user's code.
-    may_be_kept = may_be_kept and assignment.keep and not task.plan["compile"] and not task.has_function
+    runs_user_code = task.has_function or task.has_command
+    may_be_kept = may_be_kept and assignment.keep and not task.plan["compile"] and not runs_user_code
     del assignment
     return replace(result, is_kept=may_be_kept and _is_clean(baseline, task.logs, place.rank))
 
 
 def _train(assignment: Assignment) -> TrainResult:
-    """Train by spotune's loop, or by the job's own function."""
+    """Train by spotune's loop, or by the job's own function or command."""
     task, place = assignment.task, assignment.place
     if task.has_function:
         from spotune_trainer.training_functions.worker import run_function
 
         return run_function(task, place)
+    if task.has_command:
+        from spotune_trainer.commands.worker import run_command
+
+        return run_command(task, place)
     from spotune_trainer.training.worker import run_worker
 
     return run_worker(task, place.rank, place.world_size, assignment.memory)

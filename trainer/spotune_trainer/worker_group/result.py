@@ -18,6 +18,7 @@ _RAY_OUT_OF_MEMORY = "OutOfMemoryError"
 # Most informative first: after one rank's error the others fail with communication errors.
 _CAUSES_BY_PRIORITY = (
     FailureCause.OUT_OF_MEMORY,
+    FailureCause.HANG,
     FailureCause.APP_ERROR,
     FailureCause.DATA,
     FailureCause.INFRASTRUCTURE,
@@ -179,6 +180,7 @@ def classify_exit(
         for result in results
         if result.status and not (result.failure or result.killed)
     }
+    gone |= {failure.rank: failure.message for failure in failures if failure.cause == FailureCause.WORKER_LOST}
     if gone and _first(failures, FailureCause.OUT_OF_MEMORY) is None:
         ranks = ", ".join(f"rank {rank} ({reason})" for rank, reason in sorted(gone.items()))
         return Failed(FailureCause.WORKER_LOST, f"lost {ranks}")

@@ -8,7 +8,7 @@ from pydantic.alias_generators import to_camel
 from spotune.custom_resource.base import NonNegativeInt, OptionalSource, PositiveInt, Section, invalid
 from spotune.job.metric import ALL_OBJECTIVE_METRICS, OBJECTIVE_METRICS, is_harness_metric
 from spotune.job.training.evaluation import EvaluationSpec
-from spotune.job.training.user_code import FunctionConfig, TrainingFunction
+from spotune.job.training.user_code import Command, TrainingFunction, UserConfig
 
 Objective = Literal[
     "sft", "dpo", "orpo", "simpo", "kto", "reward", "embedding", "classification", "tokenClassification"
@@ -63,11 +63,16 @@ class TrainingSpec(Section):
     function: TrainingFunction = ""
     """Your own training function as package.module:function. Each worker calls it in place of spotune's training loop,
     and it may use Ray Train. Such a job has neither model nor dataset."""
-    code: OptionalSource = ""
-    """Folder with the modules of function, such as a path on the shared volume. Empty: they are in the image. It may
+    command: Command = Field(default=[])
+    """Your own program with its arguments, such as [torchrun, train.py]. It runs once on each node in place of
+    spotune's training loop, with the worker group in its environment. Such a job has neither model nor dataset. It may
     change at any time and applies to the next worker group."""
-    config: FunctionConfig = Field(default={})
-    """Argument of function. It may change until the job has ended, and applies to the next worker group."""
+    code: OptionalSource = ""
+    """Folder with the modules of function, or in which command runs, such as a path on the shared volume. Empty: they
+    are in the image. It may change at any time and applies to the next worker group."""
+    config: UserConfig = Field(default={})
+    """Argument of function; for command, it is in SPOTUNE_CONFIG as JSON. It may change until the job has ended, and
+    applies to the next worker group."""
     objective: Objective = "sft"
     """sft: cross-entropy of the expected text. dpo, orpo, simpo: prefer dataset.chosen over dataset.rejected. kto: make
     answers more or less likely by dataset.label. reward: a model that scores answers, chosen ones higher than rejected
@@ -128,16 +133,29 @@ class TrainingSpec(Section):
     evaluation: EvaluationSpec = EvaluationSpec()
     """When and how the model is evaluated."""
 
+    @property
+    def has_user_code(self) -> bool:
+        """Whether a function or a command of the user trains, in place of spotune's training loop."""
+        return bool(self.function or self.command)
+
     @model_validator(mode="after")
-    def _check_length(self) -> Self:
-        if self.epochs is None and self.max_steps is None and not self.function:
-            invalid("", "has no length: set epochs, maxSteps, or both")
+    def _check_user_code(self) -> Self:
+        if self.function and self.command:
+            invalid("command", "set function or command, not both")
+        if self.command and not self.command[0]:
+            invalid("command", "has no program: its first entry is empty")
         if "://" in self.code:
             invalid("code", "must be a folder: code is not read from stores")
-        if not self.function:
+        if not self.has_user_code:
             for field, value in (("code", self.code), ("config", self.config)):
                 if value:
-                    invalid(field, "is only used by function: set function, or remove it")
+                    invalid(field, "is only used by function and command: set one of them, or remove it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.epochs is None and self.max_steps is None and not self.has_user_code:
+            invalid("", "has no length: set epochs, maxSteps, or both")
         if self.warmup_ratio and self.warmup_steps:
             invalid("warmupSteps", "set warmupRatio or warmupSteps, not both")
         if self.scheduler == "constant" and (self.warmup_ratio or self.warmup_steps):

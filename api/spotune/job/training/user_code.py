@@ -23,4 +23,9 @@ TrainingFunction = Annotated[
     AfterValidator(_check_function),
     with_cel_rules((f"self.matches(r'^({ENTRY_POINT})?$')", f"expected {_EXPECTED_FUNCTION}"), max_length=200),
 ]
-FunctionConfig = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+UserConfig = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
+
+MAX_WORDS: Final = 256
+MAX_WORD_CHARACTERS: Final = 4096
+Word = Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)]
+Command = Annotated[list[Word], Field(max_length=MAX_WORDS)]

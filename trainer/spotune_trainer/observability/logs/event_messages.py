@@ -38,8 +38,8 @@ def _prepared(event: Mapping[str, Any]) -> str:
 def _generation_started(event: Mapping[str, Any]) -> str:
     origin = f"from step {event['step']}" if event.get("restoredFrom") else "from the beginning"
     lost = f", {event['stepsLost']} steps to repeat" if event.get("stepsLost") else ""
-    function = event.get("function")
-    how = function or f"ZeRO-{event['zeroStage']}, micro-batch {event['microBatchSize']}"
+    user_code = event.get("function") or event.get("command")
+    how = user_code or f"ZeRO-{event['zeroStage']}, micro-batch {event['microBatchSize']}"
     return f"{event['worldSize']} worker(s) start {origin}{lost} ({how})"
 
 

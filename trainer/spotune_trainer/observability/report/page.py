@@ -56,7 +56,8 @@ def render_page(summary: RunSummary) -> str:
         lstrip_blocks=True,
     )
     environment.globals.update(duration=duration, number=_number, score=score, metrics_of_answer=_metrics_of_answer)
-    layout = ("function",) if summary.plan.get("function") else _LAYOUT_FIELDS
+    user_code = [field for field in ("function", "command") if summary.plan.get(field)]
+    layout = user_code or _LAYOUT_FIELDS
     plan = {
         name: summary.plan[name] for name in (*layout, *_PLAN_FIELDS) if summary.plan.get(name) not in (None, [], {})
     }

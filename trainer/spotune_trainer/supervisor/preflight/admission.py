@@ -16,12 +16,11 @@ from spotune.job_file.load import parse_job, read_job_file, replace_fields, reso
 from spotune.job_file.problems import parse_path
 from spotune.job_file.yaml_file import Document
 from spotune_trainer.bucket.link import link_of
+from spotune_trainer.commands.locate import missing_user_code
 from spotune_trainer.evaluation import harness
 from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
 from spotune_trainer.job_directory.job import has_commits, job_of
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.training_functions.locate import FIELD as FUNCTION_FIELD
-from spotune_trainer.training_functions.locate import missing_function
 
 _GPU_DEVICES = "nvidia[0-9]*"
 
@@ -88,10 +87,10 @@ def _suspension(job: FinetuneJob) -> list[Problem]:
 
 
 def _missing_functions(job: FinetuneJob) -> list[Problem]:
-    """A problem for each function of `training.evaluation.metrics` that is missing, and for `training.function`."""
+    """A problem for each function of `training.evaluation.metrics` that is missing, and for code of the user."""
     found = [Problem(reason, f"spec.{FIELD}") for reason in missing_functions(job.spec.training.evaluation)]
-    reason = missing_function(job)
-    return [*found, Problem(reason, f"spec.{FUNCTION_FIELD}")] if reason else found
+    problem = missing_user_code(job)
+    return [*found, problem] if problem else found
 
 
 def _missing_harness(job: FinetuneJob) -> list[Problem]:

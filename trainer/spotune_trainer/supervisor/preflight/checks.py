@@ -23,9 +23,9 @@ from spotune_trainer.supervisor.preflight.mixtures import check_mixture
 from spotune_trainer.supervisor.preflight.sources import (
     ModelFacts,
     check_data,
-    check_function,
     check_harness,
     check_metrics,
+    check_user_code,
     count_parameters,
     read_model,
 )
@@ -66,10 +66,10 @@ def checks_of(job: FinetuneJob, directory: JobDirectory, bucket: str = "") -> di
         directory: of the job.
         bucket: URL of the bucket that keeps it; empty: a volume does.
     """
-    if job.spec.training.function:
+    if job.spec.training.has_user_code:
         return {
             "storage-semantics": Check(lambda: check_file_system(directory.root)),
-            "function": Check(lambda: check_function(job)),
+            "user-code": Check(lambda: check_user_code(job)),
         }
     found: list[ModelFacts] = []
 
@@ -123,13 +123,13 @@ def refuse_insufficient_space(directory: JobDirectory, job: FinetuneJob) -> None
     """Refuse a new job on this machine if its checkpoints do not fit on the disk; for `spotune run`.
 
     Without this check the first commits would fail and a kill would lose the work. If the model's configuration cannot
-    be read, the job is let through: the workers retry and report the reason. The size of what a training function saves
-    is not known.
+    be read, the job is let through: the workers retry and report the reason. The size of what code of the user
+    saves is not known.
 
     Raises:
         UsageError: the disk is too small.
     """
-    if job.spec.training.function:
+    if job.spec.training.has_user_code:
         return
     try:
         parameters = count_parameters(job)

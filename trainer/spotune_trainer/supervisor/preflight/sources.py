@@ -18,13 +18,12 @@ from spotune.job.metric import is_function
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.execution import training_setup
 from spotune.plan.parameters import TrainedParameters
+from spotune_trainer.commands.locate import missing_user_code
 from spotune_trainer.evaluation import harness
 from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight.admission import missing_sources
 from spotune_trainer.supervisor.preflight.object_store import read_object
-from spotune_trainer.training_functions.locate import FIELD as FUNCTION_FIELD
-from spotune_trainer.training_functions.locate import missing_function
 
 _Response = TypeVar("_Response")
 
@@ -125,16 +124,17 @@ def check_metrics(job: FinetuneJob) -> str:
     return f"the image has {', '.join(filter(is_function, evaluation.metrics))}"
 
 
-def check_function(job: FinetuneJob) -> str:
-    """Check that the module of `training.function` exists and has the function; it is not run.
+def check_user_code(job: FinetuneJob) -> str:
+    """Check that the function of `training.function`, or the program of `training.command`, exists; it is not run.
 
     Raises:
         JobError: it is missing.
     """
     refuse_missing(job, lambda _: True)
-    if problem := missing_function(job):
-        raise JobError(f"spec.{FUNCTION_FIELD}: {problem}")
-    return f"{job.spec.training.code or 'the image'} has {job.spec.training.function}"
+    if problem := missing_user_code(job):
+        raise JobError(f"{problem.field}: {problem.message}")
+    training = job.spec.training
+    return f"{training.code or 'the image'} has {training.function or training.command[0]}"
 
 
 def check_harness(job: FinetuneJob) -> str:

@@ -1,0 +1,51 @@
+"""CEL rules of jobs that a function or command of the user trains (training.function, training.command)."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from pydantic import BaseModel
+
+from spotune.crd.cel_rules import Rule, has_defaults
+from spotune.job import CheckpointSpec, ExecutionSpec, OutputSpec, TrainingSpec
+from spotune.job.finetunejob import (
+    MISSING_WITHOUT_USER_CODE,
+    NO_BUCKET_WITH_USER_CODE,
+    NOT_WITH_USER_CODE,
+    USED_WITH_USER_CODE,
+)
+
+OPTIONAL_SECTIONS: Final = ("self.model", "self.dataset")
+"""CEL paths of the sections that only a job with code of the user does not have."""
+NO_USER_CODE: Final = "self.training.function == '' && size(self.training.command) == 0"
+"""CEL expression: spotune's own loop trains."""
+
+_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
+    "training": TrainingSpec,
+    "execution": ExecutionSpec,
+    "checkpoint": CheckpointSpec,
+    "output": OutputSpec,
+}
+
+
+def _unused_fields() -> Iterator[Rule]:
+    """For each section with fields that code of the user does not use: a rule that they have their defaults."""
+    for name, section in _SECTIONS.items():
+        used = USED_WITH_USER_CODE.get(name, ())
+        fields = f"has fields that are not used with training.function and training.command: remove all but {', '.join(used)}"
+        defaults = has_defaults(f"self.{name}", section, used)
+        yield Rule(f"({NO_USER_CODE}) || ({defaults})", fields if used else NOT_WITH_USER_CODE, name)
+
+
+USER_CODE_RULES: Final = (
+    *(
+        Rule(f"!({NO_USER_CODE}) || has(self.{section})", MISSING_WITHOUT_USER_CODE, section)
+        for section in ("model", "dataset")
+    ),
+    *(
+        Rule(f"({NO_USER_CODE}) || !has(self.{section})", NOT_WITH_USER_CODE, section)
+        for section in ("model", "dataset", "adapter", "serving")
+    ),
+    *_unused_fields(),
+    Rule(f"({NO_USER_CODE}) || self.storage.bucket == ''", NO_BUCKET_WITH_USER_CODE, "storage.bucket"),
+)
+"""Rules that span sections of the spec."""

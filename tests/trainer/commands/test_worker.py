@@ -1,0 +1,203 @@
+"""Commands of the user in ranks: real programs under torchrun, their checkpoints, failures and notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from spotune.errors import JobError
+from spotune.retry import FailureCause
+from spotune_trainer import files
+from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_steps
+from spotune_trainer.commands.locate import missing_user_code
+from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.notice import write_notice
+from spotune_trainer.training.failures import ProgramError, classify
+from spotune_trainer.training.task import RankExit
+from tests import ROOT
+from tests.trainer.training_functions.ranks import command_job, run_disturbed, run_generation, wait_for_commit
+from tests.trainer.training_functions.test_worker import content_of
+
+pytestmark = pytest.mark.slow
+
+T = TypeVar("T")
+
+PROGRAMS = Path(__file__).parent / "programs"
+EXAMPLE = ROOT / "examples" / "torchrun"
+TORCHRUN = ("torchrun", "train.py", "--epochs", "2", "--rows", "640", "--save-every", "4")
+STEPS = 20
+"""Two epochs of 640 rows, 64 in a step."""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> JobDirectory:
+    return JobDirectory(tmp_path / "run")
+
+
+def process_of(directory: JobDirectory, rank: int) -> int | None:
+    """The process that torchrun has started as a rank of the job in `directory`."""
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            variables = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            is_rank = f"RANK={rank}".encode() in variables and any(
+                each.startswith(b"TORCHELASTIC_") for each in variables
+            )
+            if is_rank and any(each.startswith(f"SPOTUNE_TASK={directory.root}".encode()) for each in variables):
+                return int(entry.name)
+    return None
+
+
+def programs_of(directory: JobDirectory) -> list[int]:
+    """All processes that the commands of the job in `directory` have started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError):
+            if entry.name.isdigit() and f"SPOTUNE_TASK={directory.root}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+def wait_until(condition: Callable[[], T]) -> T:
+    deadline = time.monotonic() + 60
+    while not (value := condition()):
+        assert time.monotonic() < deadline, "it did not happen within a minute"
+        time.sleep(0.05)
+    return value
+
+
+def test_torchrun_trains_through_a_killed_process_to_the_bits_of_an_undisturbed_run(
+    directory: JobDirectory, tmp_path: Path
+) -> None:
+    job = command_job(*TORCHRUN, code=EXAMPLE)
+    undisturbed = JobDirectory(tmp_path / "undisturbed")
+    _, [(rank_exit, summary), second] = run_generation(undisturbed, job, nodes=2)
+    assert (rank_exit, second) == (RankExit.TRAINED, (RankExit.TRAINED, {}))
+    assert summary["steps"] == summary["exportStep"] == STEPS
+
+    def kill_one() -> None:
+        wait_for_commit(directory)
+        process = process_of(directory, 1)
+        assert process is not None
+        os.kill(process, signal.SIGKILL)
+
+    _, [error, _] = run_disturbed(directory, command_job(*TORCHRUN, "--pause", "0.2", code=EXAMPLE), kill_one)
+    assert isinstance(error, ProgramError)
+    assert (classify(error), str(error)) == (FailureCause.WORKER_LOST, "a process of torchrun was killed by SIGKILL")
+    assert programs_of(directory) == []
+    task, [(rank_exit, _), _] = run_generation(directory, job)
+    assert rank_exit is RankExit.TRAINED
+    assert task.restore is not None
+    assert content_of(directory.export) == content_of(undisturbed.export)
+    assert [line["step"] for line in surviving_steps(directory)] == list(range(1, STEPS + 1))
+    progress = files.read_json(task.logs.progress)
+    assert progress is not None
+    assert (progress["step"], progress["totalSteps"], progress["phase"]) == (STEPS, STEPS, "Exporting")
+    assert progress["seconds"]["productive"] > 0
+    assert set(progress["startup"]) == {"import", "program", "restore", "firstStep"}
+
+
+def test_a_group_with_spotune_train_leaves_after_its_next_checkpoint(directory: JobDirectory) -> None:
+    def notify() -> None:
+        wait_for_commit(directory)
+        write_notice(directory.notice, seconds=30, reason="spot notice", leave=True)
+
+    job = command_job(*TORCHRUN, "--pause", "0.2", code=EXAMPLE)
+    _, [(rank_exit, _), other] = run_disturbed(directory, job, notify)
+    assert (rank_exit, other) == (RankExit.YIELDED, (RankExit.YIELDED, {}))
+    checkpoint = choose_checkpoint(directory).checkpoint
+    assert checkpoint is not None
+    assert [line["step"] for line in surviving_steps(directory)][-1] == checkpoint.name.step < STEPS
+
+
+def test_a_plain_program_gets_sigterm_at_a_notice_and_goes_on_from_its_own_checkpoint(directory: JobDirectory) -> None:
+    job = command_job("python", "plain.py", code=PROGRAMS, config={"steps": 60, "seconds": 0.1, "export": True})
+
+    def notify() -> None:
+        wait_until(lambda: "starts after 0 steps" in log_of(directory, 1))
+        time.sleep(1)
+        write_notice(directory.notice, seconds=30, reason="suspended", stop=True)
+
+    _, results = run_disturbed(directory, job, notify)
+    assert results == [(RankExit.STOPPED, {}), (RankExit.STOPPED, {})]
+    directory.notice.unlink()
+    saved = json.loads((directory.command_checkpoints / "steps-0.json").read_text())
+    assert 0 < len(saved) < 60
+    task, [(rank_exit, summary), _] = run_generation(directory, job)
+    assert rank_exit is RankExit.TRAINED
+    assert f"starts after {len(saved)} steps" in log_of(directory, task.generation)
+    assert json.loads((directory.export / "steps.json").read_text()) == list(range(1, 61))
+    assert summary["exportSha256"]
+
+
+@pytest.mark.parametrize(
+    ("how", "cause", "message"),
+    [
+        ("error", FailureCause.APP_ERROR, "ValueError: the labels have 3 classes, the head has 2"),
+        ("memory", FailureCause.OUT_OF_MEMORY, "ran out of memory: torch.OutOfMemoryError: CUDA out of memory"),
+        ("peer", FailureCause.COMMUNICATION, "lost its peers: RuntimeError: [gloo/transport/tcp/pair.cc:553]"),
+    ],
+)
+def test_the_cause_of_a_failure_is_read_from_status_and_output(
+    directory: JobDirectory, how: str, cause: FailureCause, message: str
+) -> None:
+    _, [error, _] = run_generation(directory, command_job("torchrun", "failing.py", how, code=PROGRAMS))
+    assert classify(error) is cause
+    assert message in str(error)
+    assert programs_of(directory) == []
+
+
+def test_a_program_that_prints_nothing_for_too_long_hangs(directory: JobDirectory) -> None:
+    config = {"steps": 1, "silent": True}
+    job = command_job("python", "plain.py", code=PROGRAMS, config=config, retry={"hangTimeout": "3s"})
+    _, [error, _] = run_generation(directory, job)
+    assert classify(error) is FailureCause.HANG
+    assert "training.command has printed nothing for" in str(error)
+    assert programs_of(directory) == []
+
+
+def test_processes_of_a_command_end_with_their_rank(directory: JobDirectory) -> None:
+    job = command_job("bash", "-c", "sleep 300 & sleep 300", code=PROGRAMS)
+
+    def kill_rank() -> None:
+        started = wait_until(lambda: programs if len(programs := programs_of(directory)) >= 4 else [])
+        [keeper] = [each for each in started if "keeper" in Path(f"/proc/{each}/cmdline").read_text()]
+        rank = int(Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(rank, signal.SIGKILL)
+
+    _, [status, _] = run_disturbed(directory, job, kill_rank, world_size=1)
+    assert status == -signal.SIGKILL
+    wait_until(lambda: not programs_of(directory))
+
+
+def test_a_command_that_leaves_no_model_has_failed(directory: JobDirectory) -> None:
+    _, [error] = run_generation(directory, command_job("true", code=PROGRAMS), world_size=1)
+    assert isinstance(error, JobError)
+    assert "training.command ended with exit status 0 and has left no model" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (("torchrnu", "train.py"), "there is no program torchrnu on the path"),
+        (("./missing.sh",), "there is no program ./missing.sh in"),
+        (("torchrun", "--nproc-per-node", "2", "missing.py"), "there is no script missing.py in"),
+    ],
+)
+def test_a_program_that_is_not_there_is_found_before_it_runs(command: tuple[str, ...], problem: str) -> None:
+    found = missing_user_code(command_job(*command, code=PROGRAMS))
+    assert found is not None
+    assert found.field == "spec.training.command"
+    assert problem in found.message
+
+
+def log_of(directory: JobDirectory, generation: int) -> str:
+    log = directory.generation_logs(generation).worker(0)
+    return log.read_text() if log.exists() else ""

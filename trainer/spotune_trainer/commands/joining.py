@@ -1,0 +1,96 @@
+"""The session of a process that a command has started, for `spotune_train`.
+
+The process reports and commits in place of the rank that runs the command. That rank sees the file of the process, and
+leaves `progress.json` to it. torchrun and other launchers know nothing of this.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from contextlib import ExitStack
+from functools import partial, wraps
+from typing import Any
+
+from torch import distributed
+
+from spotune.errors import JobError
+from spotune.goodput import Part
+from spotune.job import FinetuneJob
+from spotune_trainer import files
+from spotune_trainer.commands.environment import joined_task, place_of_process
+from spotune_trainer.observability.logs.line_format import logging_to_file
+from spotune_trainer.observability.progress import ProgressReporter
+from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
+from spotune_trainer.training_functions.opening import open_session
+from spotune_trainer.training_functions.session import LeaveGeneration, Session, enter_session
+
+
+class LeaveProgram(LeaveGeneration, SystemExit):
+    """Ends the process with status 0 after a commit, because its worker group leaves."""
+
+    def __init__(self, rank_exit: RankExit) -> None:
+        super().__init__(rank_exit)
+        self.code = 0
+
+
+def join_command() -> Session | None:
+    """Make this process a rank of the generation whose command has started it. All its processes call it together.
+
+    Returns:
+        The session; None if no command of a job has started this process.
+
+    Raises:
+        JobError: there are several processes, and no process group yet.
+    """
+    task = joined_task(os.environ)
+    if task is None:
+        return None
+    place = place_of_process(task, os.environ)
+    if place.world_size > 1 and not distributed.is_initialized():
+        raise JobError(
+            "spotune_train needs the process group: call torch.distributed.init_process_group before its first function"
+        )
+    job = FinetuneJob.model_validate(task.job)
+    logs = task.logs
+    files.write_json(logs.command_process(place.rank), {"exit": None, "savedStep": None})
+    resources = ExitStack()
+    resources.enter_context(logging_to_file(logs.worker(place.rank)))
+    reporter = ProgressReporter(logs, place.rank, job.spec.retry.hang_timeout.seconds)
+    reporter.continue_startup()
+    resources.enter_context(reporter)
+    reporter.record_startup("program")
+    session = open_session(task, place, job, reporter, leave=partial(_leave, task, place))
+    resources.enter_context(reporter.stopwatch.measure(Part.PRODUCTIVE))
+    atexit.register(_end, task, place, session, resources)
+    _commit_before_groups_end(session)
+    enter_session(session)
+    return session
+
+
+def _leave(task: WorkerTask, place: RankPlacement, rank_exit: RankExit) -> LeaveProgram:
+    files.write_json(task.logs.command_process(place.rank), {"exit": rank_exit.value, "savedStep": None})
+    return LeaveProgram(rank_exit)
+
+
+def _end(task: WorkerTask, place: RankPlacement, session: Session, resources: ExitStack) -> None:
+    """Finish the commit in the background, and say which step was saved last."""
+    path = task.logs.command_process(place.rank)
+    try:
+        state = files.read_json(path) or {}
+        files.write_json(path, {**state, "savedStep": session.newest_saved_step})
+        session.end_commits()
+    finally:
+        resources.close()
+
+
+def _commit_before_groups_end(session: Session) -> None:
+    """Finish the commit in the background before the program destroys its process groups, which the commit needs."""
+    destroy = distributed.destroy_process_group
+
+    @wraps(destroy)
+    def destroy_after_commit(group: Any = None) -> None:
+        session.end_commits()
+        destroy(group)
+
+    distributed.destroy_process_group = destroy_after_commit

@@ -1,0 +1,34 @@
+"""Whether a worker group has to leave, and until when: what the notices of driver, supervisor and node agent say."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from spotune_trainer import files
+from spotune_trainer.training.task import RankExit, WorkerTask
+
+
+def notices_of(task: WorkerTask) -> tuple[Path, ...]:
+    """The files that ask the worker group of a task to leave."""
+    return task.job_directory.notice, task.logs.notice, task.logs.agent_notice
+
+
+def read_notices(notices: Sequence[Path]) -> tuple[RankExit | None, float | None]:
+    """Why the group leaves, and the seconds until it must have left.
+
+    Returns:
+        None and None without a notice. The seconds are infinite without a deadline.
+    """
+    rank_exit, left = None, None
+    for path in notices:
+        notice = files.read_json(path)
+        if notice is None or not (notice["stop"] or notice.get("leave")):
+            continue
+        rank_exit = RankExit.STOPPED if notice["stop"] or rank_exit is RankExit.STOPPED else RankExit.YIELDED
+        deadline = notice["deadline"]
+        seconds = max(deadline - time.time(), 0.0) if deadline is not None else math.inf
+        left = seconds if left is None else min(left, seconds)
+    return rank_exit, left

@@ -1,0 +1,72 @@
+"""Open the session of a rank: restore the checkpoint of its generation, and prepare reports and commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import distributed
+
+from spotune.goodput import Part
+from spotune.job import FinetuneJob
+from spotune_trainer.checkpoint.layout import CheckpointName
+from spotune_trainer.engine.process_groups import extend_timeouts
+from spotune_trainer.job_directory.run_plan import RunPlan
+from spotune_trainer.observability.progress import ProgressReporter
+from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
+from spotune_trainer.training_functions.checkpoints import FolderCheckpoints
+from spotune_trainer.training_functions.notices import notices_of
+from spotune_trainer.training_functions.ranks import Ranks
+from spotune_trainer.training_functions.session import LeaveGeneration, Session
+
+
+def open_session(
+    task: WorkerTask,
+    place: RankPlacement,
+    job: FinetuneJob,
+    reporter: ProgressReporter,
+    leave: Callable[[RankExit], BaseException] = LeaveGeneration,
+) -> Session:
+    """The session of a rank. All ranks call it together, once their process group exists.
+
+    Args:
+        task: of the generation.
+        place: of the rank.
+        job: the job.
+        reporter: of the rank.
+        leave: see `Session`.
+
+    Raises:
+        CorruptCheckpointError: on all ranks: a file of the checkpoint is missing or damaged.
+    """
+    ranks, of_commits = (
+        Ranks(place.rank, place.world_size, group, reporter.heartbeat) for group in _groups(place.world_size, job)
+    )
+    reporter.update(checkpointProblem=None)  # a later change from the background adds no field
+    plan = RunPlan.from_json(task.plan)
+    checkpoints = FolderCheckpoints(
+        task.job_directory,
+        task.generation,
+        plan.fingerprint,
+        plan.version,
+        job.spec.checkpoint,
+        of_commits,
+        lambda problem: reporter.update(checkpointProblem=problem),
+    )
+    restored = None
+    if task.restore is not None:
+        name = CheckpointName.parse(task.restore)
+        with reporter.stopwatch.measure(Part.RESTORE):
+            restored = name, checkpoints.restore(name)
+        reporter.record_event("restored", step=name.step, checkpoint=str(name))
+        reporter.record_startup("restore")
+    return Session(task.generation, restored, checkpoints, ranks, reporter, notices_of(task), leave=leave)
+
+
+def _groups(world_size: int, job: FinetuneJob) -> tuple[Any, Any]:
+    """Process groups for what the ranks agree on, and for commits, which run beside the user's code."""
+    if world_size == 1:
+        return None, None
+    groups = distributed.new_group(backend="gloo"), distributed.new_group(backend="gloo")
+    extend_timeouts(job.spec.retry.hang_timeout.seconds, *groups)
+    return groups

@@ -1,0 +1,36 @@
+"""What every rank with code of the user does around it: logs, progress, and a record of its failure."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spotune.job import FinetuneJob
+from spotune_trainer.observability.logs.line_format import logging_to_file
+from spotune_trainer.observability.progress import ProgressReporter
+from spotune_trainer.training.failures import describe, record_failure
+from spotune_trainer.training.task import RankPlacement, WorkerTask
+
+logger = logging.getLogger("spotune.worker")
+
+
+@contextmanager
+def reporting(task: WorkerTask, place: RankPlacement) -> Iterator[tuple[FinetuneJob, ProgressReporter]]:
+    """Log and report as a rank of a generation. An exception is logged and recorded, then raised."""
+    logs, rank = task.logs, place.rank
+    job = FinetuneJob.model_validate(task.job)
+    logs.root.mkdir(parents=True, exist_ok=True)
+    hang_timeout = job.spec.retry.hang_timeout.seconds
+    with logging_to_file(logs.worker(rank)), ProgressReporter(logs, rank, hang_timeout) as reporter:
+        process = f"{socket.gethostname()}, process {os.getpid()}"
+        start = task.restore or "the beginning"
+        logger.info("rank %d of %d on %s: starts from %s", rank, place.world_size, process, start)
+        try:
+            yield job, reporter
+        except BaseException as error:
+            logger.exception("rank %d failed", rank)
+            record_failure(logs, describe(rank, error))
+            raise
