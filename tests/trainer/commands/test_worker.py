@@ -172,7 +172,7 @@ def test_processes_of_a_command_end_with_their_rank(directory: JobDirectory) -> 
         rank = int(Path(f"/proc/{keeper}/stat").read_text().rpartition(")")[2].split()[1])
         os.kill(rank, signal.SIGKILL)
 
-    _, [status, _] = run_disturbed(directory, job, kill_rank, world_size=1)
+    _, [status] = run_disturbed(directory, job, kill_rank, world_size=1)
     assert status == -signal.SIGKILL
     wait_until(lambda: not programs_of(directory))
 

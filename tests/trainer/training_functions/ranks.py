@@ -21,6 +21,8 @@ from spotune_trainer.training.task import RankPlacement, WorkerTask
 FOLDER = Path(__file__).parent
 _CONTEXT = multiprocessing.get_context("forkserver")
 _SECONDS = 60
+_GRACE_SECONDS = 5
+"""For ranks after one that has failed; then they are killed, as by a node agent."""
 
 
 def function_job(function: str, config: dict[str, Any], module: str = "functions", **sections: Any) -> FinetuneJob:
@@ -74,8 +76,9 @@ def run_generation(
         ranks.append(process)
     found: list[Any] = []
     for process, pipe in zip(ranks, pipes, strict=True):
+        has_failed = any(not isinstance(each, tuple) for each in found)
         try:
-            found.append(pipe.recv() if pipe.poll(_SECONDS) else "no answer")
+            found.append(pipe.recv() if pipe.poll(_GRACE_SECONDS if has_failed else _SECONDS) else "no answer")
         except EOFError:
             process.join(_SECONDS)
             found.append(process.exitcode)
