@@ -132,16 +132,16 @@ def job_of(runs: Runs, precision: str = "fp8", **sections: Any) -> Any:
 
 @pytest.mark.slow
 def test_fp8_trains_as_bfloat16_does_and_to_other_bits(runs: Runs) -> None:
-    found = {}
+    found, training = {}, {"learningRate": 0.01}
     for precision in ("bf16", "fp8", "fp8-rowwise"):
         found[precision] = runs.empty(precision)
-        train_generation(found[precision], job_of(runs, precision), Layout(1, 1))
+        train_generation(found[precision], job_of(runs, precision, training=training), Layout(1, 1))
     exact = losses(found["bf16"])
     for precision in ("fp8", "fp8-rowwise"):
         steps = losses(found[precision])
         assert steps != exact
-        assert steps == pytest.approx(exact, rel=0.01)
-        assert steps[-1] < steps[0] - 0.05
+        assert steps[-1] < steps[0] - 0.2
+        assert steps == pytest.approx(exact, abs=0.03)
     assert losses(found["fp8"]) != losses(found["fp8-rowwise"])
 
 
