@@ -31,7 +31,7 @@ def _fingerprinted_content(job: FinetuneJob) -> dict[str, Any]:
 
 
 def fingerprint(job: FinetuneJob) -> str:
-    """SHA-256 in hex over model, adapter, dataset, training and FP8, independent of field order and of explicit defaults.
+    """SHA-256 in hex over model, adapter, dataset, training and FP8, independent of field order and explicit defaults.
 
     Sources are hashed as written. Only compare jobs that were both resolved with ``load.resolve_paths``, or both not.
     """

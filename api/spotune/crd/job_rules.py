@@ -361,6 +361,7 @@ def _frozen(path: str, same: str) -> Rule:
     )
 
 
+_ACROSS_SECTIONS: Final = (*_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES, *PRECISION_RULES)
 JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **SERVING_SECTION_RULES,
     ModelSpec: _MODEL,
@@ -375,7 +376,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
     FinetuneJobSpec: (
         *FUNCTION_RULES,
-        *(unless_absent(rule, *OPTIONAL_SECTIONS) for rule in (*_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES, *PRECISION_RULES)),
+        *(unless_absent(rule, *OPTIONAL_SECTIONS) for rule in _ACROSS_SECTIONS),
     ),
     JobServingSpec: SERVING_RULES,
     FinetuneJob: (*NAME_RULES, *_JOB, *_freeze_rules()),

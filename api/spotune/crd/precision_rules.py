@@ -49,7 +49,9 @@ PRECISION_RULES: Final = (
 )
 """Rules that span sections of the spec."""
 
-_NEW, _OLD = (f"({each}.spec.execution.precision in {_FP8} ? {each}.spec.execution.precision : '')"
-              for each in ("self", "oldSelf"))
+_NEW, _OLD = (
+    f"({each}.spec.execution.precision in {_FP8} ? {each}.spec.execution.precision : '')"
+    for each in ("self", "oldSelf")
+)
 SAME_PRECISION: Final = f"{_NEW} == {_OLD}"
 """CEL expression that is true if an update trains in the same precision: auto and bf16 are the same."""

@@ -23,8 +23,10 @@ FP8_OBJECTIVES: Final = ("sft", "orpo", "simpo")
 
 
 class ExecutionSpec(Section):
-    """How the work is distributed over the devices. It may change at any time and applies to the next worker group,
-    except precision, which is frozen after the first checkpoint."""
+    """How the work is distributed over the devices. It may change at any time and applies to the next worker group.
+
+    Only FP8 of precision is frozen after the first checkpoint.
+    """
 
     micro_batch_size: Annotated[Literal["auto"] | PositiveInt, expecting("auto or a whole number from 1")] = "auto"
     """Samples per forward and backward pass of one worker. auto: the memory plan chooses a size that fits."""

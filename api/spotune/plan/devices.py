@@ -111,8 +111,8 @@ def missing_capability(precision: Precision, device: str, capability: Capability
         return None
     has, needs = (".".join(map(str, each)) for each in (capability, needed))
     return (
-        f"execution.precision: {precision} needs a GPU of compute capability {needs} or higher, and {device} has {has}: "
-        f"use {devices}, or set it to auto."
+        f"execution.precision: {precision} needs a GPU of compute capability {needs} or higher, and {device} has "
+        f"{has}: use {devices}, or set it to auto."
     )
 
 

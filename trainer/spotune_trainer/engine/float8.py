@@ -85,7 +85,9 @@ def convert_to_float8(layers: Iterable[nn.Module], precision: Precision) -> list
     names = ", ".join(sorted(skipped))
     if not converted:
         reason = f"the sizes of all are no multiples of {MULTIPLE}: {names}" if skipped else "its layers have none"
-        raise JobError(f"execution.precision: {precision} is for linear modules of a model, but {reason}. Set it to auto")
+        raise JobError(
+            f"execution.precision: {precision} is for linear modules of a model, but {reason}. Set it to auto"
+        )
     if skipped:
         logger.warning("%s: bfloat16 remains where sizes are no multiples of %d: %s", precision, MULTIPLE, names)
     return sorted(skipped)
