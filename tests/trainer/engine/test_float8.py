@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torchao.float8.float8_linear import Float8Linear
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
@@ -15,7 +16,7 @@ from spotune.errors import JobError
 from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.engine import float8
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import fuse_gradient_accumulation
-from spotune_trainer.engine.compile.layers import repeated_layers
+from spotune_trainer.engine.compile.layers import compile_layers, repeated_layers
 from spotune_trainer.engine.float8 import check_device, convert_to_float8
 from spotune_trainer.models.lora import attach_adapter
 from spotune_trainer.models.pretrained import build_model
@@ -107,6 +108,35 @@ def test_gradients_of_float8_modules_are_not_accumulated_by_their_products() -> 
     fuse_gradient_accumulation(repeated_layers(model))
     assert converted(model) == before
     assert type(model.model.layers[0].mlp.up_proj).__name__ == "_FusedLinear", "which stayed in bfloat16"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which the compiler looks at
+@pytest.mark.parametrize("precision", ["fp8", "fp8-rowwise"])
+def test_a_compiled_layer_saves_neither_8_bit_weights_nor_the_input_of_its_last_matrix(precision: Any) -> None:
+    """Saved casts of weights would be a copy of the model, also at ZeRO stage 3; `spotune plan` counts none."""
+    tokens, wide = 256, SIZES["intermediate_size"]
+    found = {}
+    for each in ("bf16", precision):
+        model = llama(num_hidden_layers=1).train()
+        if each != "bf16":
+            convert_to_float8(repeated_layers(model), each)
+        [layer] = compile_layers(model)
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        kept: dict[int, torch.Tensor] = {}
+
+        def keep(saved: torch.Tensor, kept: dict[int, torch.Tensor] = kept) -> torch.Tensor:
+            kept[saved.untyped_storage().data_ptr()] = saved.detach()
+            return saved
+
+        rows = torch.randn(1, tokens, SIZES["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
+        positions = torch.arange(tokens)[None]
+        with saved_tensors_hooks(keep, lambda saved: saved):
+            layer(rows, position_embeddings=model.model.rotary_emb(rows, positions), position_ids=positions)
+        found[each] = [tensor for storage, tensor in kept.items() if storage not in weights]
+    assert all(tensor.numel() < 16 or tokens in tensor.shape for tensor in found[precision])
+    wide_tensors = {name: sum(tensor.numel() == tokens * wide for tensor in of) for name, of in found.items()}
+    assert wide_tensors == {"bf16": 3, precision: 2}
 
 
 @pytest.mark.parametrize(
