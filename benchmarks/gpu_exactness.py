@@ -3,7 +3,7 @@ r"""Checks on GPUs that samples, losses and weights are exactly the same for eve
 For each stage and precision, trains a small T5 with dropout for ten steps, and then again from the checkpoint after
 step five. Compares sample hashes and losses with stage 0, and parameters bit for bit with the uninterrupted run. One
 more run has two steps with a loss that is not finite; they must not change anything. Runs in float16, with 8-bit
-moments, an adapter, compiled layers, offload, and rows of 2,048 tokens are resumed in the same way, all with
+moments, an adapter, compiled layers, FP8, offload, and rows of 2,048 tokens are resumed in the same way, all with
 `execution.deterministic`. Long rows are also run without it, to measure how much those differ. Finally converts a tiny
 Llama's checkpoint to DeepSpeed's universal format and back. Does not use Ray: torchrun starts the ranks.
 
@@ -93,14 +93,27 @@ KINDS = {
     "compiled, activations recomputed": Kind(
         "causal", sections={"execution": {"compile": True, "gradientCheckpointing": True}}
     ),
+    "FP8": Kind(length=2048, sections={"execution": {"compile": True, "precision": "fp8"}}),
+    "FP8 by rows": Kind(length=2048, sections={"execution": {"compile": True, "precision": "fp8-rowwise"}}),
+    "FP8, activations recomputed": Kind(
+        length=2048, sections={"execution": {"compile": True, "precision": "fp8", "gradientCheckpointing": True}}
+    ),
+    "FP8, LoRA": Kind(
+        length=2048,
+        sections={"execution": {"compile": True, "precision": "fp8"}, "adapter": {"lora": {"r": 16, "dropout": 0.1}}},
+    ),
     "optimizer on the host": Kind(sections={"execution": {"offload": "optimizer"}}),
     "rows of 2,048": Kind(length=2048),
     "rows of 2,048, compiled": Kind(length=2048, sections={"execution": {"compile": True}}),
     "rows of 2,048, eight documents each": Kind(length=2048, documents=8, sections={"execution": {"compile": True}}),
 }
 """Further configurations. Each is resumed at the lowest stage that shards anything, and at the highest."""
+_NOT_AT_STAGE_3 = ("QLoRA", "FP8, LoRA")
+"""Quantised weights cannot be sharded, and frozen ones cannot be gathered for compiled layers."""
 _ANY_KERNELS = {
-    f"{name}, any kernels": replace(kind, deterministic=False) for name, kind in KINDS.items() if kind.length
+    f"{name}, any kernels": replace(kind, deterministic=False)
+    for name, kind in KINDS.items()
+    if kind.length and not name.startswith("FP8")
 }
 KINDS = _ANY_KERNELS | KINDS  # the others set up cuBLAS for the process
 
@@ -175,12 +188,12 @@ def _largest_difference(steps: list[dict[str, Any]], others: list[dict[str, Any]
     return max(abs(float(a["loss"]) / float(b["loss"]) - 1) for a, b in zip(steps, others, strict=True))
 
 
-def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Resume a run of every further configuration."""
+def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int], only: str) -> Iterator[dict[str, Any]]:
+    """Resume a run of every further configuration whose name begins with `only`."""
     for number, (name, kind) in enumerate(KINDS.items()):
-        if kind.dtype == "float16" and not torch.cuda.is_available():
+        if (kind.dtype == "float16" and not torch.cuda.is_available()) or not name.startswith(only):
             continue
-        for stage in (1, 2 if name == "QLoRA" else 3):  # quantised weights cannot be sharded
+        for stage in (1, 2 if name in _NOT_AT_STAGE_3 else 3):
             if stage not in stages:
                 continue
             directory = JobDirectory(runs.root / f"kind-{number}-{stage}")
@@ -221,6 +234,7 @@ def main() -> None:
     """Compare all layouts at this world size; rank 0 prints and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=int, nargs="+", choices=STAGES, default=STAGES, help="ZeRO stages to test")
+    parser.add_argument("--kinds", default="", help="only further configurations whose names begin so, and no layouts")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     with torchrun_group() as (rank, world_size):
@@ -229,17 +243,18 @@ def main() -> None:
             runs.job()
         distributed.barrier()
         found: dict[str, Any] = {"machine": machine(), "layouts": [], "kinds": []}
-        for kind in resume_kinds(runs, world_size, options.stages):
+        for kind in resume_kinds(runs, world_size, options.stages, options.kinds):
             found["kinds"].append(kind)
             if rank == 0:
                 publish(found, options.output)
-        for dtype in DTYPES:
+        for dtype in DTYPES if not options.kinds else ():
             reference: list[dict[str, Any]] = []
             for stage in options.stages:
                 found["layouts"].append(compare(runs, Layout(world_size, stage), dtype, reference))
             if rank == 0:
                 publish(found, options.output)
-        found["conversions"] = convert(runs.root / "universal", world_size)
+        if not options.kinds:
+            found["conversions"] = convert(runs.root / "universal", world_size)
     if rank == 0:
         shutil.rmtree(runs.root)
         publish(found, options.output)

@@ -71,6 +71,7 @@ class Case:
         batch: rows per step on all GPUs.
         zero_stage: 0 to 3.
         compile: whether layers and loss are compiled.
+        precision: of the matrix products in the layers, as in `execution.precision`.
         gradient_checkpointing: whether activations are recomputed.
         documents: documents packed into each row.
         nothing_spare: at stage 3, gather layers at each use and reduce gradients in each pass, even if there is enough
@@ -86,6 +87,7 @@ class Case:
     batch: int | None = None
     zero_stage: int | None = None
     compile: bool | None = None
+    precision: str | None = None
     gradient_checkpointing: bool | None = None
     documents: int = 1
     nothing_spare: bool = False
@@ -104,6 +106,7 @@ class Case:
             "microBatchSize": self.micro_batch,
             "zeroStage": self.zero_stage,
             "compile": self.compile,
+            "precision": self.precision,
             "gradientCheckpointing": self.gradient_checkpointing,
         }
         execution = {name: value for name, value in asked.items() if value is not None}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from benchmarks.fp8_tables import FP8_TABLES, Lines
 from benchmarks.throughput_plots import PLOTS
 from benchmarks.throughput_tables import TABLES
 
@@ -26,7 +27,8 @@ def fill(page: str) -> str:
     Raises:
         ValueError: the page has no comments for one of the tables.
     """
-    for name, table in TABLES.items():
+    tables: dict[str, Lines] = {**TABLES, **FP8_TABLES}
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: written by benchmarks/throughput_page.py -->", f"<!-- {name}: end -->"
         before, found, rest = page.partition(begin)
         _, ended, after = rest.partition(end)

@@ -14,21 +14,24 @@ _FINGERPRINTED_SECTIONS = {
     "training": {"epochs", "maxSteps", "maxBadSteps", "evaluation", "command", "code", "config"},
 }
 """Sections that define what is trained, and their fields that do not: duration, credentials, limits, evaluation, and
-and code of the user's own."""
+and code of the user's own. Of `execution`, only a precision of 8 bits belongs to it."""
 
 
 def _fingerprinted_content(job: FinetuneJob) -> dict[str, Any]:
     """The fingerprinted fields without default values, so that fields added later do not change old fingerprints."""
     sections = job.spec.model_dump(mode="json", exclude_defaults=True)
-    return {
+    content: dict[str, Any] = {
         name: {field: value for field, value in sections[name].items() if field not in excluded}
         for name, excluded in _FINGERPRINTED_SECTIONS.items()
         if name in sections
     }
+    if job.spec.execution.is_fp8:
+        content["execution.precision"] = job.spec.execution.precision
+    return content
 
 
 def fingerprint(job: FinetuneJob) -> str:
-    """SHA-256 in hex over model, adapter, dataset and training, independent of field order and of explicit defaults.
+    """SHA-256 in hex over model, adapter, dataset, training and FP8, independent of field order and explicit defaults.
 
     Sources are hashed as written. Only compare jobs that were both resolved with ``load.resolve_paths``, or both not.
     """

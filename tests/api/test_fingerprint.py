@@ -92,6 +92,14 @@ def test_execution_and_duration_do_not_change_the_fingerprint(sections: dict[str
     assert changed_fields(old, new) == []
 
 
+@pytest.mark.parametrize("precision", ["fp8", "fp8-rowwise"])
+def test_fp8_belongs_to_what_is_trained_and_bf16_is_as_before(precision: str) -> None:
+    causal = {"model": MODEL | {"task": "causal"}}
+    old, same, new = (a_job(**causal, execution=each) for each in ({}, {"precision": "bf16"}, {"precision": precision}))
+    assert fingerprint(old) == fingerprint(same) != fingerprint(new)
+    assert changed_fields(old, new) == changed_fields(new, old) == ["spec.execution.precision"]
+
+
 def test_evaluation_does_not_change_the_fingerprint() -> None:
     old = a_job(dataset=EVALUATED)
     new = a_job(dataset=EVALUATED, training={"epochs": 1, "evaluation": {"everySteps": 5}})

@@ -199,6 +199,7 @@ def test_everything_may_change_before_the_first_checkpoint(job: Kubectl) -> None
         ("adapter", {"lora": {"targetModules": ["q", "v"]}}),
         ("dataset", {"eval": {"source": "s3://bucket/other"}}),
         ("storage", {"bucket": "s3://bucket/other"}),
+        ("execution", {"precision": "fp8"}),
         ("dataset", {"keep": ["database", "question"]}),
         ("training", {"learningRate": 0.1}),
         ("training", {"evaluation": {"everySteps": 100}}),
@@ -231,7 +232,7 @@ def test_training_may_go_on_longer_but_not_stop_earlier(trained: Kubectl) -> Non
 
 def test_how_it_is_trained_may_change_at_any_time(trained: Kubectl) -> None:
     how = {
-        "execution": {"microBatchSize": 4, "zeroStage": 3},
+        "execution": {"microBatchSize": 4, "zeroStage": 3, "precision": "bf16"},
         "checkpoint": {"every": 200},
         "workers": {"count": 8, "min": 2},
         "retry": {"appFailureLimit": 5},

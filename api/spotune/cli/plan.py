@@ -17,12 +17,19 @@ from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
 from spotune.job_file.load import load_job, resolve_paths
 from spotune.plan.config_reader import read_architecture
-from spotune.plan.devices import device_memory_bytes, machine_memory_bytes, parse_bytes
+from spotune.plan.devices import (
+    DEVICE_CAPABILITIES,
+    device_memory_bytes,
+    machine_memory_bytes,
+    missing_capability,
+    parse_bytes,
+)
 from spotune.plan.job_plan import Assumptions, Device, JobPlan, plan_job
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.units.durations import Duration
 
 DEFAULT_DEVICE = "a100-80gb"
+DEFAULT_FP8_DEVICE = "h100-80gb"
 
 
 def plan(
@@ -106,8 +113,13 @@ def _device(job: FinetuneJob, name: str, memory: str, world_size: int) -> Device
         if name:
             raise UsageError(f"--device {name}: the job's workers have no GPUs (workers.gpus: 0); use --device-memory.")
         return Device("this machine's memory, shared by the workers", machine_memory_bytes() // world_size)
-    chosen = name or DEFAULT_DEVICE
-    return Device(chosen if name else f"{chosen}, assumed (--device)", device_memory_bytes(chosen))
+    execution = job.spec.execution
+    chosen = name or (DEFAULT_FP8_DEVICE if execution.is_fp8 else DEFAULT_DEVICE)
+    memory_bytes = device_memory_bytes(chosen)
+    problem = missing_capability(execution.precision, chosen, DEVICE_CAPABILITIES[chosen.lower()])
+    if problem:
+        raise JobError(problem)
+    return Device(chosen if name else f"{chosen}, assumed (--device)", memory_bytes)
 
 
 def _model_config(job: FinetuneJob, file: Path | None) -> dict[str, Any]:

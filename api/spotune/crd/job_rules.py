@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule, has_defaults, unless_absent
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES, PREPARE_RULES
+from spotune.crd.precision_rules import PRECISION_RULES, SAME_PRECISION
 from spotune.crd.reproducible_rules import REPRODUCIBLE_EXECUTION_RULES, REPRODUCIBLE_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.crd.storage_rules import STORAGE_RULES, STORAGE_SECTION_RULES
@@ -320,13 +321,14 @@ _NO_CHECKPOINT_YET: Final = "!has(self.status) || !has(self.status.lastCheckpoin
 
 
 def _freeze_rules() -> Iterator[Rule]:
-    """Rules that make model, adapter, dataset, training and the bucket immutable after the first checkpoint.
+    """Rules that make model, adapter, dataset, training, FP8 and the bucket immutable after the first checkpoint.
 
     A checkpoint fits no other model, adapter, data or hyperparameters. Training may only be extended. The API server
     validates an update of the spec against the stored status, so omitting the status does not bypass the rules.
     """
     yield _freeze_rule("spec.adapter", optional=True)
     yield _freeze_rule("spec.storage.bucket", optional=False)
+    yield _frozen("spec.execution.precision", SAME_PRECISION)
     for section, model in _FROZEN_SECTIONS.items():
         for name, field in model.model_fields.items():
             if (field.alias or name) not in (*_EXTENDABLE, *_CHANGEABLE):
@@ -346,6 +348,11 @@ def _freeze_rules() -> Iterator[Rule]:
 def _freeze_rule(path: str, *, optional: bool) -> Rule:
     new, old = f"self.{path}", f"oldSelf.{path}"
     same = f"has({new}) == has({old}) && (!has({new}) || {new} == {old})" if optional else f"{new} == {old}"
+    return _frozen(path, same)
+
+
+def _frozen(path: str, same: str) -> Rule:
+    """A rule that an expression stays true after the first checkpoint."""
     return Rule(
         f"{_NO_CHECKPOINT_YET} || ({same})",
         "is immutable after the first checkpoint: undo the change, or create a job with another name",
@@ -354,6 +361,7 @@ def _freeze_rule(path: str, *, optional: bool) -> Rule:
     )
 
 
+_ACROSS_SECTIONS: Final = (*_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES, *PRECISION_RULES)
 JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **SERVING_SECTION_RULES,
     ModelSpec: _MODEL,
@@ -368,7 +376,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
     FinetuneJobSpec: (
         *USER_CODE_RULES,
-        *(unless_absent(rule, *OPTIONAL_SECTIONS) for rule in (*_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES)),
+        *(unless_absent(rule, *OPTIONAL_SECTIONS) for rule in _ACROSS_SECTIONS),
     ),
     JobServingSpec: SERVING_RULES,
     FinetuneJob: (*NAME_RULES, *_JOB, *_freeze_rules()),

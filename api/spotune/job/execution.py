@@ -1,4 +1,4 @@
-"""How a job is executed and saved. Nothing here changes what is trained."""
+"""How a job is executed and saved. Of all its fields, only `execution.precision` changes what is trained."""
 
 from collections.abc import Mapping
 from typing import Annotated, Final, Literal, Self
@@ -6,6 +6,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import model_validator
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, expecting, invalid
+from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.units.durations import Duration
 
 LOWEST_STAGE: Final[Mapping[str, int]] = {"none": 0, "optimizer": 1, "parameters": 3}
@@ -14,9 +15,18 @@ LOWEST_STAGE: Final[Mapping[str, int]] = {"none": 0, "optimizer": 1, "parameters
 
 _REPRODUCIBLE: Final = "reproducible worldSize"
 
+Precision = Literal["auto", "bf16", "fp8", "fp8-rowwise"]
+FP8_PRECISIONS: Final = ("fp8", "fp8-rowwise")
+"""Values of `precision` that change what is trained."""
+FP8_OBJECTIVES: Final = ("sft", "orpo", "simpo")
+"""Objectives of causal models without a reference model, whose log-probabilities would have another precision."""
+
 
 class ExecutionSpec(Section):
-    """How the work is distributed over the devices. It may change at any time and applies to the next worker group."""
+    """How the work is distributed over the devices. It may change at any time and applies to the next worker group.
+
+    Only FP8 of precision is frozen after the first checkpoint.
+    """
 
     micro_batch_size: Annotated[Literal["auto"] | PositiveInt, expecting("auto or a whole number from 1")] = "auto"
     """Samples per forward and backward pass of one worker. auto: the memory plan chooses a size that fits."""
@@ -29,7 +39,12 @@ class ExecutionSpec(Section):
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
     """Attention implementation, with the names of transformers."""
     compile: Annotated[Literal["auto"] | bool, expecting("auto, true or false")] = "auto"
-    """Compile layers and loss with torch.compile. auto: on GPUs if rows are packed and all weights are trained."""
+    """Compile layers and loss with torch.compile. auto: on GPUs if rows are packed and all weights are trained, or if
+    precision is fp8 or fp8-rowwise."""
+    precision: Precision = "auto"
+    """Precision of the matrix products in the layers of a causal model. auto: model.dtype. bf16: the same, if that is
+    bfloat16. fp8: 8-bit floats with one scale per matrix, on GPUs from compute capability 8.9 (L4, H100). fp8-rowwise:
+    one scale per row, from 9.0 (H100). fp8 changes what is trained: it is frozen after the first checkpoint."""
     deterministic: bool = False
     """Use deterministic kernels only. The same number and model of GPUs then produces bitwise identical weights."""
     reproducible: Literal["none", "worldSize"] = "none"
@@ -43,6 +58,11 @@ class ExecutionSpec(Section):
     def has_deterministic_kernels(self) -> bool:
         """Whether only deterministic kernels are used."""
         return self.deterministic or self.reproducible == "worldSize"
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether the matrix products of the layers are computed from 8-bit floats."""
+        return self.precision in FP8_PRECISIONS
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:
@@ -69,6 +89,32 @@ class ExecutionSpec(Section):
         if self.flops_profile and self.attention == "flash_attention_2":
             invalid("flopsProfile", "cannot count flash_attention_2: set it to 0, or use attention sdpa or eager")
         return self
+
+
+def check_precision(
+    execution: ExecutionSpec, model: ModelSpec, adapter: AdapterSpec | None, objective: str, *, on_gpus: bool
+) -> None:
+    """Reject a precision that the rest of the job does not support."""
+    precision = execution.precision
+    if precision == "bf16" and model.dtype != "bfloat16":
+        invalid("execution.precision", f"bf16 contradicts model.dtype {model.dtype}: use auto, or bfloat16")
+    if not execution.is_fp8:
+        return
+    if model.task != "causal":
+        invalid("execution.precision", f"{precision} is for causal models; model.task is {model.task}: use auto")
+    if objective not in FP8_OBJECTIVES:
+        invalid("execution.precision", f"{precision} is for {', '.join(FP8_OBJECTIVES)}, not {objective}: use auto")
+    if model.dtype != "bfloat16":
+        invalid("model.dtype", f"must be bfloat16 for execution.precision {precision}, not {model.dtype}")
+    if execution.compile is False and on_gpus:
+        reason = f"false makes {precision} slower than bf16, because scaling is not fused: use auto, or another"
+        invalid("execution.compile", f"{reason} precision")
+    if adapter is not None and adapter.quantization != "none":
+        reason = f"{adapter.quantization} is not supported for execution.precision {precision}: use none"
+        invalid("adapter.quantization", reason)
+    if adapter is not None and (execution.zero_stage == 3 or execution.offload == "parameters"):
+        reason = f"{precision} is compiled, and layers with frozen weights cannot be at ZeRO stage 3: use auto"
+        invalid("execution.precision", f"{reason}, or another zeroStage and offload")
 
 
 CheckpointEvery = Annotated[

@@ -9,7 +9,7 @@ from spotune.custom_resource.base import API_VERSION, Section, changed_from_defa
 from spotune.custom_resource.metadata import Metadata
 from spotune.job.cluster import ClusterSpec, HeadSpec, WorkersSpec
 from spotune.job.dataset import DatasetSpec
-from spotune.job.execution import CheckpointSpec, ExecutionSpec
+from spotune.job.execution import CheckpointSpec, ExecutionSpec, check_precision
 from spotune.job.lifecycle import CleanupSpec, RetrySpec
 from spotune.job.metric import is_harness_metric, is_iob2
 from spotune.job.model import AdapterSpec, ModelSpec
@@ -55,7 +55,8 @@ class FinetuneJobSpec(Section):
     """Hyperparameters and evaluation. Names follow Hugging Face TrainingArguments. Frozen after the first checkpoint,
     except that epochs and maxSteps may grow."""
     execution: ExecutionSpec = ExecutionSpec()
-    """How the work is distributed over the devices. It may change at any time and applies to the next worker group."""
+    """How the work is distributed over the devices. It may change at any time and applies to the next worker group,
+    except precision, which is frozen after the first checkpoint."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """How often checkpoints are saved, and how many are kept."""
     tracking: TrackingSpec = TrackingSpec()
@@ -129,6 +130,8 @@ class FinetuneJobSpec(Section):
         self._check_adapter()
         self._check_optimizer()
         self._check_reproducible()
+        objective, on_gpus = self.training.objective, self.workers.gpus > 0
+        check_precision(self.execution, self.model, self.adapter, objective, on_gpus=on_gpus)
         self._check_storage()
         self._check_serving()
         self._check_micro_batch()

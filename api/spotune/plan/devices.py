@@ -1,4 +1,4 @@
-"""Memory of a device: by the name of a GPU, from a size on the command line, or of this machine."""
+"""Memory of a device, by the name of a GPU, from a size on the command line, or of this machine; and its precisions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotune.errors import UsageError
+from spotune.job.execution import Precision
 
 GIB = 1024**3
 
@@ -27,6 +28,30 @@ DEVICE_MEMORY_BYTES = {
     "b200": int(178.35 * GIB),
 }
 """Memory in bytes as `torch.cuda.get_device_properties` reports it, slightly less than the nominal size."""
+
+Capability = tuple[int, int]
+"""CUDA's compute capability of a GPU, as (major, minor)."""
+
+DEVICE_CAPABILITIES: dict[str, Capability] = {
+    "t4": (7, 5),
+    "v100-16gb": (7, 0),
+    "v100-32gb": (7, 0),
+    "a10g": (8, 6),
+    "l4": (8, 9),
+    "rtx4090": (8, 9),
+    "a100-40gb": (8, 0),
+    "l40s": (8, 9),
+    "a100-80gb": (8, 0),
+    "h100-80gb": (9, 0),
+    "h200": (9, 0),
+    "b200": (10, 0),
+}
+"""Compute capability of each known GPU, from https://developer.nvidia.com/cuda-gpus."""
+FP8_CAPABILITIES: dict[Precision, tuple[Capability, str]] = {
+    "fp8": ((8, 9), "L4, L40S, H100 or newer"),
+    "fp8-rowwise": ((9, 0), "H100 or newer"),
+}
+"""Lowest compute capability whose tensor cores have a precision's products, and GPUs that have it."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
@@ -77,6 +102,18 @@ def device_memory_bytes(name: str) -> int:
             f"{', '.join(DEVICE_MEMORY_BYTES)}. For any other, set its memory, such as --device-memory 80GB."
         )
     return memory
+
+
+def missing_capability(precision: Precision, device: str, capability: Capability) -> str | None:
+    """Why a GPU cannot compute in `execution.precision`, and what to do; None if it can."""
+    needed, devices = FP8_CAPABILITIES.get(precision, ((0, 0), ""))
+    if capability >= needed:
+        return None
+    has, needs = (".".join(map(str, each)) for each in (capability, needed))
+    return (
+        f"execution.precision: {precision} needs a GPU of compute capability {needs} or higher, and {device} has "
+        f"{has}: use {devices}, or set it to auto."
+    )
 
 
 def parse_bytes(text: str, option: str) -> int:

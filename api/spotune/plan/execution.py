@@ -137,15 +137,16 @@ def _can_copy_to_peer(job: FinetuneJob, world_size: int) -> bool:
 
 
 def resolve_compile(job: FinetuneJob) -> bool:
-    """Resolve `execution.compile`. `auto` means: on GPUs, if rows are packed and all parameters are trained.
+    """Resolve `execution.compile`. `auto` means: on GPUs, if rows are packed and all parameters are trained, or in FP8.
 
     Each new input shape is compiled separately, which takes tens of seconds, and packed rows have only one shape. With
     an adapter it has to be requested, because at ZeRO stage 3 frozen weights cannot be gathered for compiled layers.
+    FP8 is always compiled on GPUs: the casts of matrices to 8 bits are as slow as what they save if they are not fused.
     """
     spec = job.spec
     if spec.execution.compile != "auto":
         return spec.execution.compile
-    return spec.workers.gpus > 0 and spec.dataset.packing and spec.adapter is None
+    return spec.workers.gpus > 0 and (spec.execution.is_fp8 or (spec.dataset.packing and spec.adapter is None))
 
 
 def layout_request(job: FinetuneJob, world_size: int) -> LayoutRequest:
@@ -184,6 +185,7 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
         # On CPUs, PyTorch's attention materialises the scores if there is dropout or a learned bias.
         fused_attention=spec.execution.attention != "eager" and not on_cpu,
         compiled=compiled,
+        fp8=spec.execution.is_fp8,
         # Not for float16: the chunked loss computes gradients without loss scaling, and they would underflow.
         chunked_loss=compiled
         and objective == "sft"

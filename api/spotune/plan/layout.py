@@ -341,7 +341,8 @@ def _stage_remedies(setup: TrainingSetup, layout: Layout) -> list[str]:
     elif setup.precision.fixed_point:
         remedies.append("execution.reproducible none, which ZeRO stage 3 and execution.offload support")
     elif not setup.quantised and highest < 3:
-        remedies.append("execution.compile auto (so that stage 3 can shard the frozen weights)")
+        field = "precision" if setup.fp8 else "compile"
+        remedies.append(f"execution.{field} auto (so that stage 3 can shard the frozen weights)")
     return remedies
 
 

@@ -32,6 +32,7 @@ class TrainingSetup:
         offload: what is kept in host memory.
         fused_attention: whether attention kernels never write attention scores to memory.
         compiled: whether layers are compiled.
+        fp8: whether the matrix products of layers are computed from 8-bit floats.
         chunked_loss: whether the loss is computed from one chunk of logits at a time.
         runtime_bytes: memory of a worker process apart from its tensors.
         usable_fraction: fraction of the device's memory that the plan may use.
@@ -52,6 +53,7 @@ class TrainingSetup:
     offload: Offload = "none"
     fused_attention: bool = True
     compiled: bool = False
+    fp8: bool = False
     chunked_loss: bool = False
     runtime_bytes: int = GPU_RUNTIME_BYTES
     usable_fraction: float = GPU_USABLE_FRACTION
@@ -80,6 +82,7 @@ class TrainingSetup:
             gradient_checkpointing=layout.gradient_checkpointing,
             fused_attention=self.fused_attention,
             compiled=self.compiled,
+            fp8=self.fp8,
             chunked_loss=self.chunked_loss,
             lora_rank=self.lora_rank,
             lora_dropout=self.lora_dropout,

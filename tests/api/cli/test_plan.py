@@ -227,6 +227,16 @@ def test_a_job_that_does_not_fit_is_rejected(planner: Planner) -> None:
     assert json.loads(err)["exitCode"] == 20
 
 
+def test_a_device_without_fp8_is_refused_and_another_one_assumed(planner: Planner) -> None:
+    planner.job("hf://meta-llama/Llama-3.1-8B", task="causal", dataset="", more="  execution: {precision: fp8}\n")
+    code, _, err = planner.run("--workers", "8", "--device", "a100-80gb")
+    assert code == 20
+    assert "execution.precision: fp8 needs a GPU of compute capability 8.9 or higher, and a100-80gb has 8.0" in err
+    plan = planner.json("--workers", "8")
+    assert plan["workers"][0]["device"]["description"] == "h100-80gb, assumed (--device)"
+    assert plan["workers"][0]["layout"]["compile"] is True
+
+
 def test_layout_set_by_the_user_is_shown_with_a_warning_where_it_looks_too_large(planner: Planner) -> None:
     planner.job(more="  execution: {zeroStage: 1, microBatchSize: 90, gradientCheckpointing: false}\n")
     code, out, _ = planner.run("--workers", "1")

@@ -6,17 +6,29 @@ import pytest
 
 from spotune.errors import UsageError
 from spotune.plan.devices import (
+    DEVICE_CAPABILITIES,
+    DEVICE_MEMORY_BYTES,
     GIB,
     CgroupMemory,
     device_memory_bytes,
     free_memory_bytes,
     machine_memory_bytes,
+    missing_capability,
     parse_bytes,
 )
 
 
 def test_device_memory_is_slightly_less_than_nominal() -> None:
     assert 79 * GIB < device_memory_bytes("A100-80GB") < 80 * GIB
+
+
+def test_fp8_needs_tensor_cores_for_it() -> None:
+    assert DEVICE_CAPABILITIES.keys() == DEVICE_MEMORY_BYTES.keys()
+    without = {name for name, has in DEVICE_CAPABILITIES.items() if missing_capability("fp8", name, has)}
+    assert without == {"t4", "v100-16gb", "v100-32gb", "a10g", "a100-40gb", "a100-80gb"}
+    by_rows = {name for name, has in DEVICE_CAPABILITIES.items() if missing_capability("fp8-rowwise", name, has)}
+    assert by_rows == without | {"l4", "l40s", "rtx4090"}
+    assert not any(missing_capability("auto", name, has) for name, has in DEVICE_CAPABILITIES.items())
 
 
 def test_unknown_device_error_suggests_the_nearest_name_and_device_memory() -> None:

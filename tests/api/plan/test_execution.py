@@ -11,6 +11,7 @@ from spotune.plan.activations import Workload, logits_bytes
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.execution import layout_request, resolve_minimum, training_setup
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
+from spotune.plan.layout import ModelTooLargeError
 from spotune.plan.memory import BFLOAT16, CPU_RUNTIME_BYTES, FLOAT32, GB
 from spotune.plan.parameters import count_lora_parameters
 from spotune.plan.training_setup import Layout
@@ -250,6 +251,8 @@ def test_randomly_initialised_model_has_tied_embeddings() -> None:
         ({}, 0, True, False),
         ({"compile": True}, 0, False, True),
         ({"compile": False}, 1, True, False),
+        ({"precision": "fp8"}, 1, False, True),
+        ({"precision": "fp8"}, 0, False, False),
     ],
 )
 def test_auto_compiles_layers_on_gpus_with_packed_rows(
@@ -261,6 +264,29 @@ def test_auto_compiles_layers_on_gpus_with_packed_rows(
     plan = resolve_execution({"model_type": "unheard-of"}, job, 1, 80 * GB)
     assert plan.compile is compiled
     assert plan.reason.endswith("layers compiled") is compiled
+
+
+def test_fp8_with_an_adapter_is_planned_without_stage_3_and_saves_no_less() -> None:
+    dataset = {"train": {"source": "shards"}, "packing": True, "maxLength": 2048}
+    found = {}
+    for adapter in (None, {"lora": {"r": 16}}):
+        for precision in ("auto", "fp8"):
+            job = a_job(
+                model={"source": "m", "task": "causal"},
+                dataset=dataset,
+                **({"adapter": adapter} if adapter else {}),
+                workers={"gpus": 1},
+                execution={"precision": precision, "compile": True},
+            )
+            config = KNOWN_CONFIGS["meta-llama/llama-3.2-1b"]
+            setup = training_setup(read_architecture(config), job)
+            found[precision, adapter is None] = setup.memory(1, Layout(1, 8, False)).activations.layers_bytes
+            if adapter and precision == "fp8":
+                with pytest.raises(ModelTooLargeError, match=r"execution\.precision auto \(so that stage 3"):
+                    resolve_execution(config, job, 1, 4 * GB)
+    feed_forward = 16 * 8 * 2048 * 8192 * 2
+    assert found["auto", True] - found["fp8", True] == feed_forward, "the input of the last matrix is made again"
+    assert found["auto", False] == found["fp8", False], "an adapter needs it in bfloat16"
 
 
 @pytest.mark.parametrize(

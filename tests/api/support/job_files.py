@@ -51,7 +51,7 @@ spec:
                             harness: {tasks: [arc_easy], everySteps: 400, includePath: /data/tasks, numFewshot: 0,
                                       limit: 100, batchSize: 8, chatTemplate: true}}}
   execution:  {microBatchSize: auto, zeroStage: auto, offload: none, gradientCheckpointing: auto, attention: auto,
-               compile: auto, deterministic: true, reproducible: none, flopsProfile: 10}
+               compile: auto, precision: auto, deterministic: true, reproducible: none, flopsProfile: 10}
   checkpoint: {every: 300s, keep: 2, keepEverySteps: 0, memoryCopies: auto, peerCopy: auto,
                peerCopyRate: 200}
   tracking:   {tensorboard: true, wandb: {project: x, keySecretRef: {name: wandb, key: key}},

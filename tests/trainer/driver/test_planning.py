@@ -43,6 +43,15 @@ def test_requested_compilation_without_a_compiler_is_a_job_error(runs: Runs, mon
         planned(runs, compile=True)
 
 
+def test_fp8_without_a_compiler_is_a_job_error_and_not_left_uncompiled(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    job = runs.job("causal", "bfloat16", workers={"gpus": 1}, execution={"precision": "fp8"})
+    with pytest.raises(JobError, match=r"execution\.compile: .* or set execution\.precision, fp8, to auto"):
+        plan_run(job, runs.empty("planned"), None, lambda: 80 * GB)
+
+
 @pytest.mark.parametrize(
     ("asked", "second_from", "copies"),
     [("auto", None, [1, 1, 1]), ("auto", 2, [1, 2, 2]), (0, 1, [0, 0, 0]), (2, None, [2, 2, 2])],

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import LlamaConfig
 
+from spotune.job.execution import FP8_PRECISIONS
 from spotune.job_file.load import replace_fields
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.execution import training_setup
@@ -93,5 +94,6 @@ def _setup(case: dict[str, Any]) -> TrainingSetup:
         lora_rank=adapter and adapter["lora"]["r"],
         lora_dropout=adapter is not None and adapter["lora"].get("dropout", 0) > 0,
         compiled=case["compile"],
+        fp8=case.get("precision") in FP8_PRECISIONS,
         chunked_loss=case["compile"],
     )

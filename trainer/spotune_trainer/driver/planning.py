@@ -69,8 +69,10 @@ def plan_run(
         plan = plan.apply_execution(job.spec.execution, checkpoint.name.step if checkpoint else 0)
     missing = missing_compiler(on_gpus=job.spec.workers.gpus > 0) if plan.compile else None
     if missing:
+        fp8 = job.spec.execution.is_fp8
         raise JobError(
-            f"execution.compile: torch.compile needs {missing} where the trainer runs: install it, or set it to false"
+            f"execution.compile: torch.compile needs {missing} where the trainer runs: install it, or set "
+            f"{f'execution.precision, {job.spec.execution.precision}, to auto' if fp8 else 'it to false'}"
         )
     save_plan(directory, plan)
     _log_mixture(job, datasets)
@@ -147,7 +149,8 @@ def _log_mixture(job: FinetuneJob, datasets: Datasets) -> None:
 def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_memory_bytes: int) -> RunPlan:
     workers = job.spec.workers
     asked = requested(job.spec.execution)
-    if job.spec.execution.compile == "auto" and missing_compiler(on_gpus=workers.gpus > 0):
+    can_be_eager = job.spec.execution.compile == "auto" and not job.spec.execution.is_fp8
+    if can_be_eager and missing_compiler(on_gpus=workers.gpus > 0):
         job = replace_fields(job, {"spec.execution.compile": False})
     minimum = resolve_minimum(load_config(job).to_dict(), job, worker_memory_bytes)
     execution = minimum.execution

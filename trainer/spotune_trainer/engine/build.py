@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, get_scheduler
 
 from spotune.errors import JobError
 from spotune.job import TrainingSpec
+from spotune.job.execution import FP8_PRECISIONS, Precision
 from spotune.plan.memory import PREFETCH_ELEMENTS, Offload
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import register_weight
 from spotune_trainer.engine.compile.layers import compile_layers, repeated_layers
@@ -51,6 +52,7 @@ class EngineConfig:
         whole_gradients: at stage 3, accumulate whole gradients on every rank and reduce them once a step.
         fixed_point_terms: if not 0, gradients are summed in fixed point, and this is the number of micro-batches of a
             step over all ranks. The gradient is then the sum over the ranks, not DeepSpeed's mean.
+        precision: of the matrix products in the layers; auto: `dtype`.
     """
 
     zero_stage: int
@@ -63,6 +65,7 @@ class EngineConfig:
     gathered_layers: int = 0
     whole_gradients: bool = False
     fixed_point_terms: int = 0
+    precision: Precision = "auto"
 
 
 def effective_stage(zero_stage: int, dtype: torch.dtype) -> int:
@@ -86,7 +89,8 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
         A `deepspeed.DeepSpeedEngine` whose `module` is the model.
 
     Raises:
-        JobError: the device does not support `config.dtype`, or the layers cannot be compiled at this stage.
+        JobError: the device does not support `config.dtype` or `config.precision`, or the layers cannot be compiled at
+            this stage, or have nothing to compute in FP8.
     """
     check_version()
     if config.dtype == torch.float16 and not get_accelerator().is_fp16_supported():
@@ -101,6 +105,8 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     vectors = max((parameter.numel() for parameter in model.parameters() if parameter.dim() < 2), default=0)
+    if config.precision in FP8_PRECISIONS:
+        _use_float8(model, config.precision)
     if config.compile:
         _compile(model, config)
     gathered = _gather_whole_layers(model) if config.zero_stage == 3 else 0
@@ -162,6 +168,13 @@ def _gather_whole_layers(model: PreTrainedModel) -> int:
 
 def _has_frozen_weights(model: PreTrainedModel) -> bool:
     return not all(parameter.requires_grad for parameter in model.parameters())
+
+
+def _use_float8(model: PreTrainedModel, precision: Precision) -> None:
+    from spotune_trainer.engine.float8 import check_device, convert_to_float8  # torchao takes seconds to import
+
+    check_device(precision)
+    convert_to_float8(repeated_layers(model), precision)
 
 
 def _compile(model: PreTrainedModel, config: EngineConfig) -> None:

@@ -177,6 +177,7 @@ def build_context(
         gathered_layers=plan.gathered_layers,
         whole_gradients=plan.whole_gradients,
         fixed_point_terms=micro_batches if execution.reproducible == "worldSize" else 0,
+        precision=execution.precision,
     )
     compile_cache = CompileCache(directory.compiled, writes=rank == 0) if plan.compile else None
     if compile_cache is not None:

@@ -21,7 +21,12 @@ from torch.utils.checkpoint import CheckpointPolicy
 import spotune_trainer.engine.compile.gradient_accumulation_fusion  # noqa: F401, registers spotune::linear
 
 _aten = torch.ops.aten
-_PRODUCTS = (torch.ops.spotune.linear.default, _aten.mm.default, _aten.addmm.default)
+_PRODUCTS = (
+    torch.ops.spotune.linear.default,
+    _aten.mm.default,
+    _aten.addmm.default,
+    _aten._scaled_mm.default,  # of FP8
+)
 
 
 class SaveResidualSums(CustomGraphPass):
