@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,8 @@ def write_corpus(folder: Path, size: str, questions: int) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "corpus/model")
     tokenizer.save_pretrained(folder / "source")
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    LlamaConfig(vocab_size=len(tokenizer), **SIZES[size], **ids).save_pretrained(folder / "source")
+    values: dict[str, Any] = {"vocab_size": len(tokenizer), **SIZES[size], **ids}
+    LlamaConfig(**values).save_pretrained(folder / "source")
     lines = (folder / "corpus/train.jsonl").read_text(encoding="utf-8").splitlines()
     documents = [_document(tokenizer, json.loads(line)) for line in lines]
     _write_rows(folder / "held-out", documents[:HELD_OUT])
@@ -160,7 +161,7 @@ def train(folder: Path, precision: str, seed: int, options: argparse.Namespace) 
 
 def compare(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, Any]:
     """Difference of each precision from bfloat16, seed by seed, beside what bfloat16 differs by from seed to seed."""
-    figures = {
+    figures: dict[str, Callable[[Run], float]] = {
         "heldOutLoss": lambda run: run.held_out[max(run.held_out)],
         "trainingLoss": lambda run: run.last,
     }

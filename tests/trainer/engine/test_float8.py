@@ -14,7 +14,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from spotune.errors import JobError
 from spotune_trainer.checkpoint.generations import surviving_steps
-from spotune_trainer.engine import float8
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import fuse_gradient_accumulation
 from spotune_trainer.engine.compile.layers import compile_layers, repeated_layers
 from spotune_trainer.engine.float8 import check_device, convert_to_float8
@@ -29,13 +28,14 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 2,
     "vocab_size": 48,
 }
-ADAPTER = {"adapter": {"lora": {"r": 16, "dropout": 0.1}}}
+ADAPTER: dict[str, Any] = {"adapter": {"lora": {"r": 16, "dropout": 0.1}}}
 LONG = pytest.mark.long
 
 
 def llama(**sizes: int) -> Any:
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **sizes})).to(torch.bfloat16)
+    model: Any = LlamaForCausalLM(LlamaConfig(**{**SIZES, **sizes}))
+    return model.to(torch.bfloat16)
 
 
 def converted(model: nn.Module) -> set[str]:
@@ -79,7 +79,7 @@ def test_a_model_with_nothing_to_convert_is_refused(model: Any, reason: str) -> 
 def test_gradients_of_a_converted_module_are_those_of_its_rounded_factors(precision: Any) -> None:
     """Within what 8 bits resolve: 3 bits of mantissa in e4m3 and 2 in e5m2 are a relative error of 1/8 at most."""
     torch.manual_seed(0)
-    layer = nn.ModuleDict({"up": nn.Linear(32, 64, bias=False, dtype=torch.bfloat16)})
+    layer: Any = nn.ModuleDict({"up": nn.Linear(32, 64, bias=False, dtype=torch.bfloat16)})
     rows = torch.randn(48, 32, dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn(48, 64, dtype=torch.bfloat16)
     plain = layer["up"](rows)
@@ -146,9 +146,9 @@ def test_a_compiled_layer_saves_neither_8_bit_weights_nor_the_input_of_its_last_
 def test_gpus_without_fp8_are_refused_with_the_gpu_and_the_fix(
     monkeypatch: pytest.MonkeyPatch, precision: Any, capability: tuple[int, int], devices: str
 ) -> None:
-    monkeypatch.setattr(float8.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(float8.torch.cuda, "get_device_name", lambda: "NVIDIA A10G")
-    monkeypatch.setattr(float8.torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A10G")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     has = ".".join(map(str, capability))
     with pytest.raises(JobError, match=rf"^execution\.precision: {precision} .*NVIDIA A10G has {has}: use {devices}"):
         check_device(precision)
@@ -207,6 +207,16 @@ def test_a_compiled_run_resumes_exactly_and_trains_as_an_eager_one(runs: Runs, s
     train_generation(eager, job_of(runs, dropout=False), layout, micro_batch_size=1)
     resumed, undisturbed = runs.with_and_without_loss(job, layout, micro_batch_size=1, timeout=400)
     assert losses(undisturbed) == pytest.approx(losses(eager), rel=5e-3)
+    assert losses(resumed) == losses(undisturbed)
+    found, wanted = committed_state(resumed, STEPS), committed_state(undisturbed, STEPS)
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_compiled_and_recomputed_adapter_on_a_base_in_fp8_resumes_exactly(runs: Runs) -> None:
+    job = job_of(runs, execution={"compile": True, "gradientCheckpointing": True}, **ADAPTER)
+    resumed, undisturbed = runs.with_and_without_loss(job, Layout(1, 2), micro_batch_size=1, timeout=400)
     assert losses(resumed) == losses(undisturbed)
     found, wanted = committed_state(resumed, STEPS), committed_state(undisturbed, STEPS)
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []

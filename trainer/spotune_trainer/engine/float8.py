@@ -30,9 +30,10 @@ MULTIPLE: Final = 16
 """Kernels for FP8 need matrices whose two sizes are multiples of this."""
 
 
-class _TrainedInFloat8(Float8Linear):
+class _TrainedInFloat8(Float8Linear):  # type: ignore[misc]
     def forward(self, rows: Tensor) -> Tensor:
-        return super().forward(rows) if self.training else nn.Linear.forward(self, rows)
+        product: Tensor = super().forward(rows) if self.training else nn.Linear.forward(self, rows)
+        return product
 
 
 def check_device(precision: Precision) -> None:
