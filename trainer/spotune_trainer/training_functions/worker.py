@@ -83,7 +83,8 @@ class _FunctionWorker:
         if place.rank != 0:
             wait_for_rendezvous(place.address, place.port)
         try:
-            run_with_ray_train(partial(self._call, function), self.job.metadata.name, self._set_up, self._finish)
+            root = self.task.job_directory.root
+            run_with_ray_train(partial(self._call, function), self.job.metadata.name, root, self._set_up, self._finish)
         except LeaveGeneration as leave:
             return TrainResult(leave.exit, {})
         return TrainResult(RankExit.TRAINED, self.summary)
