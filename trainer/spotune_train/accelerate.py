@@ -1,7 +1,8 @@
 """Accelerate in a training function: a tracker reports, and the whole state of an `Accelerator` is saved and loaded.
 
-accelerator = Accelerator(log_with=[SpotuneTracker(total_steps)])
-accelerator.init_trackers("any name")
+accelerator = Accelerator()
+SpotuneTracker(accelerator, total_steps)
+...
 step = load_state(accelerator)  # after accelerator.prepare(...)
 ...
 accelerator.log({"loss": loss}, step=step)
@@ -29,9 +30,13 @@ if TYPE_CHECKING:
 
 
 class SpotuneTracker(GeneralTracker):  # type: ignore[misc]
-    """Reports what `Accelerator.log` is given. All workers have to call it, as they do in Accelerate's examples.
+    """Reports what `Accelerator.log` is given, and adds itself to the trackers of the accelerator.
+
+    All workers have to call `log`, as they do in Accelerate's examples. Accelerate calls trackers in the main process
+    alone, but workers report together. So in the other processes, this replaces the method of the accelerator.
 
     Args:
+        accelerator: of the training function.
         total_steps: number of steps of the whole job, for the remaining time; None: it is not known.
     """
 
@@ -39,10 +44,14 @@ class SpotuneTracker(GeneralTracker):  # type: ignore[misc]
     requires_logging_directory = False
     main_process_only = False
 
-    def __init__(self, total_steps: int | None = None) -> None:
+    def __init__(self, accelerator: Accelerator, total_steps: int | None = None) -> None:
         super().__init__()
         self._total_steps = total_steps
         self._kept: dict[str, Any] = {}
+        if accelerator.is_main_process:
+            accelerator.trackers.append(self)
+        else:
+            accelerator.log = self.log
 
     @property
     def tracker(self) -> None:

@@ -123,5 +123,11 @@ def test_with_the_library_the_model_is_that_of_an_undisturbed_run(
         assert torch.equal(found[name], tensor), name
     steps = surviving_steps(directory)
     assert [line["step"] for line in steps] == list(range(1, example.steps + 1))
-    losses = [(line["loss"], line.get("metrics")) for line in surviving_steps(undisturbed)]
-    assert [(line["loss"], line.get("metrics")) for line in steps] == losses
+    assert [line["loss"] for line in steps] == [line["loss"] for line in surviving_steps(undisturbed)]
+
+
+def test_what_accelerate_logs_after_a_report_is_part_of_the_next_one(directory: JobDirectory) -> None:
+    job = function_job("main", {"epochs": 1, "every": 11}, module="ray_examples.accelerate_script")
+    assert trained(directory, job) is None
+    metrics = [line["metrics"] for line in surviving_steps(directory)]
+    assert [found.get("late") for found in metrics] == [None, *(float(step) for step in range(1, 11))]
