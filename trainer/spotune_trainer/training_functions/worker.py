@@ -14,13 +14,13 @@ from typing import Any
 
 from torch import distributed
 
+from spotune.entry_points import describe_error
 from spotune.errors import JobError
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
 from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
 from spotune_trainer.engine.process_groups import extend_timeouts
-from spotune_trainer.entry_points import describe_error
 from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.logs.line_format import logging_to_file
