@@ -15,7 +15,7 @@ EXAMPLES = ROOT / "examples"
 JOB_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "kind: FinetuneJob" in file.read_text())
 JOBS = {job.metadata.name: job for job in map(load_job, JOB_FILES)}
 SERVICE_FILES = sorted(EXAMPLES.glob("serving/*.yaml"))
-PUBLISHED = [file for file in JOB_FILES if file.parent.name not in ("own-function", "text-to-sql")]
+PUBLISHED = [file for file in JOB_FILES if file.parent.name not in ("own-function", "ray-deepspeed", "text-to-sql")]
 """Jobs that need published models and datasets. The others make their own."""
 
 
