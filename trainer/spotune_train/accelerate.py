@@ -65,6 +65,7 @@ class SpotuneTracker(GeneralTracker):  # type: ignore[misc]
             values: numbers by name; `loss` is that of status and curves.
             step: number of steps done; None: one more than at the last report. What is logged for a step that has been
                 reported already is part of the next report.
+            **kwargs: not used.
         """
         found = session("accelerate")
         self._kept |= values

@@ -10,9 +10,9 @@ import torch
 
 
 def random_states() -> dict[str, Any]:
-    """States of the generators of Python, NumPy, PyTorch, and of all GPUs of this process."""
+    """States of the generators of Python, NumPy, PyTorch, and of this process's GPU."""
     states = {"python": random.getstate(), "numpy": numpy.random.get_state(), "torch": torch.get_rng_state()}
-    return states | ({"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_initialized() else {})
+    return states | ({"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {})
 
 
 def set_random_states(states: dict[str, Any]) -> None:
@@ -21,4 +21,4 @@ def set_random_states(states: dict[str, Any]) -> None:
     numpy.random.set_state(states["numpy"])
     torch.set_rng_state(states["torch"])
     if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"])
+        torch.cuda.set_rng_state(states["cuda"])

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import torch
-from library_functions import die
+from library_functions import die  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
@@ -59,13 +59,13 @@ def trains(config: dict[str, Any]) -> None:
     held_out = DataLoader(TensorDataset(rows[:6]), batch_size=3)
     loader: Any = DataLoader(TensorDataset(rows), batch_size=2, shuffle=True, num_workers=config.get("processes", 0))
     if config.get("samples"):
-        loader = spotune_train.samples(rows, 4, epochs=config["epochs"])  # type: ignore[arg-type]
+        loader = spotune_train.samples(rows, 4, epochs=config["epochs"])
     trainer = pl.Trainer(
         max_epochs=1 if config.get("samples") else config["epochs"],
         accelerator="cpu",
         strategy=RayDDPStrategy(),
-        plugins=[RayLightningEnvironment()],
-        callbacks=[Killed(every_n_steps=config["every"])],
+        plugins=[RayLightningEnvironment()],  # type: ignore[list-item]
+        callbacks=[Killed(every_n_steps=config["every"])],  # type: ignore[list-item]
         accumulate_grad_batches=config.get("accumulate", 1),
         logger=False,
         enable_checkpointing=False,

@@ -10,7 +10,7 @@ import torch
 
 from spotune.job import FinetuneJob
 from spotune_trainer import files
-from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_steps
+from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import RankExit
 from tests.trainer.training_functions.ranks import function_job, run_generation

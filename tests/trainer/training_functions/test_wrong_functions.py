@@ -21,36 +21,24 @@ from tests.trainer.training_functions.ranks import function_job, run_generation,
 pytestmark = pytest.mark.slow
 
 BEFORE = "the model, data or code of the job failed 2 times without a new step (step 0): rank 0: "
-WRONG = {
-    "cannot be imported": (
-        ("missing_module", "main"),
-        "training.function: missing_module:main cannot be imported (ModuleNotFoundError: No module named "
-        "'missing_module'); correct the name, set training.code to the folder of the module, or install the module",
-    ),
-    "has no such name": (
-        ("functions", "is_missing"),
-        "training.function: functions:is_missing cannot be imported (AttributeError: module 'functions' has no "
-        "attribute 'is_missing'); correct the name,",
-    ),
-    "ends without a model": (
-        ("functions", "reports_nothing"),
-        "training.function returned and has saved no checkpoint, so there is no model: pass one to ray.train.report, "
-        "or call spotune_train.checkpoint.save, before it returns",
-    ),
-    "reports a step twice": (
-        ("library_functions", "reports_backwards", {"step": 3}),
-        "training.function reported step 3 after step 3: report each step once, in ascending order, and continue after "
-        "the checkpoint's step",
-    ),
-    "reports backwards": (
-        ("library_functions", "reports_backwards", {"step": 2}),
-        "training.function reported step 2 after step 3: report each step once, in ascending order",
-    ),
-    "saves backwards": (
-        ("library_functions", "saves_backwards"),
-        "training.function saved step 2 after step 3: save the state of the last step",
-    ),
-}
+NO_MODULE = (
+    "training.function: missing_module:main cannot be imported (ModuleNotFoundError: No module named "
+    "'missing_module'); correct the name, set training.code to the folder of the module, or install the module"
+)
+NO_NAME = (
+    "training.function: functions:is_missing cannot be imported (AttributeError: module 'functions' has no attribute "
+    "'is_missing'); correct the name,"
+)
+NO_MODEL = (
+    "training.function returned and has saved no checkpoint, so there is no model: pass one to ray.train.report, or "
+    "call spotune_train.checkpoint.save, before it returns"
+)
+TWICE = (
+    "training.function reported step 3 after step 3: report each step once, in ascending order, and continue after the "
+    "checkpoint's step"
+)
+BACKWARDS = "training.function reported step 2 after step 3: report each step once, in ascending order, and continue"
+SAVED_BACKWARDS = "training.function saved step 2 after step 3: save the state of the last step"
 
 
 @pytest.fixture
@@ -64,10 +52,22 @@ def result_of(task: WorkerTask, errors: list[Any]) -> GroupResult:
     return classify_exit(task.logs, results, {}, "")
 
 
-@pytest.mark.parametrize("wrong", WRONG)
-def test_what_is_wrong_is_the_message_of_the_failed_condition(directory: JobDirectory, wrong: str) -> None:
-    (module, function, *config), expected = WRONG[wrong]
-    job = function_job(function, config[0] if config else {}, module=module, retry={"appFailureLimit": 2})
+@pytest.mark.parametrize(
+    ("function", "config", "expected"),
+    [
+        ("missing_module:main", {}, NO_MODULE),
+        ("functions:is_missing", {}, NO_NAME),
+        ("functions:reports_nothing", {}, NO_MODEL),
+        ("library_functions:reports_backwards", {"step": 3}, TWICE),
+        ("library_functions:reports_backwards", {"step": 2}, BACKWARDS),
+        ("library_functions:saves_backwards", {}, SAVED_BACKWARDS),
+    ],
+)
+def test_what_is_wrong_is_the_message_of_the_failed_condition(
+    directory: JobDirectory, function: str, config: dict[str, Any], expected: str
+) -> None:
+    module, _, name = function.partition(":")
+    job = function_job(name, config, module=module, retry={"appFailureLimit": 2})
     task, errors = run_generation(directory, job)
     result = result_of(task, errors)
     assert isinstance(result, Failed)

@@ -70,7 +70,7 @@ class SpotuneCallback(Callback):
             processed = process(loader)
             return self._position.follow(processed, trainer.current_epoch) if trainer.training else processed
 
-        trainer.strategy.process_dataloader = process_and_follow  # type: ignore[method-assign]
+        trainer.strategy.process_dataloader = process_and_follow  # type: ignore[assignment, method-assign]
         if saved is not None and saved["hasStopped"]:
             trainer.should_stop = True
 
@@ -84,8 +84,7 @@ class SpotuneCallback(Callback):
         if isinstance(loaders, list | tuple | dict) and len(loaders) > 1:
             logger.warning("Lightning trains with several dataloaders: after a loss, samples are not exactly the same")
         total = loaders.total_steps if isinstance(loaders, Samples) else trainer.estimated_stepping_batches
-        is_known = total is not None and math.isfinite(total) and total > 0
-        self._total_steps = int(total) if is_known else None
+        self._total_steps = int(total) if total is not None and 0 < total < math.inf else None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Continue with the saved random numbers, where the dataloader has not done so."""
@@ -152,4 +151,4 @@ def _validates_after(trainer: Trainer, batch_idx: int) -> bool:
     every = getattr(trainer, "val_check_batch", None)
     if not every or not math.isfinite(every) or not trainer.enable_validation:
         return False
-    return (batch_idx + 1) % every == 0 or (trainer.fit_loop.total_batch_idx + 1) % every == 0
+    return bool((batch_idx + 1) % every == 0 or (trainer.fit_loop.total_batch_idx + 1) % every == 0)

@@ -46,7 +46,8 @@ class Position:
             return loader
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return _Followed(loader, self.iterate)
-        for sampler in (loader.sampler, getattr(loader.batch_sampler, "sampler", None)):
+        samplers: list[Any] = [loader.sampler, getattr(loader.batch_sampler, "sampler", None)]
+        for sampler in samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)  # worker processes draw the first batches before Lightning sets it
         name = "sampler" if loader.batch_sampler is None else "batch_sampler"

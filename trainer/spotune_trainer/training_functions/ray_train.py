@@ -138,10 +138,9 @@ def run_with_ray_train(
         begin: called before the function, once the process group exists.
         end: called after it.
     """
-
     job_id = f"{zlib.crc32(str(directory).encode()):08x}"
     # Ray's callbacks of libraries ask for it, but the rank is no process of Ray.
-    RuntimeContext.get_job_id = lambda _: job_id  # type: ignore[method-assign]
+    RuntimeContext.get_job_id = lambda _: job_id  # type: ignore[assignment, method-assign]
 
     def train() -> None:
         set_train_fn_utils(begin())

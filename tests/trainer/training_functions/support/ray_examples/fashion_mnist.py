@@ -51,7 +51,7 @@ def train_func_per_worker(config: dict[str, Any]) -> None:
             state = torch.load(Path(folder) / "model.pt", weights_only=True)
         model.load_state_dict(state["model"])
         start_epoch = state["epoch"]
-    model = ray.train.torch.prepare_model(model)
+    model = ray.train.torch.prepare_model(model)  # type: ignore[assignment]
     loss_fn = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=config["lr"], momentum=0.9)
     for epoch in range(start_epoch, config["epochs"]):
@@ -75,7 +75,10 @@ def train_func_per_worker(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             reported = None
             if ray.train.get_context().get_world_rank() == 0:
-                state = {"model": model.module.state_dict(), "epoch": epoch + 1}
+                state = {
+                    "model": model.module.state_dict(),  # type: ignore[union-attr]
+                    "epoch": epoch + 1,
+                }
                 torch.save(state, Path(folder) / "model.pt")
                 reported = ray.train.Checkpoint.from_directory(folder)
             ray.train.report(metrics=metrics, checkpoint=reported)

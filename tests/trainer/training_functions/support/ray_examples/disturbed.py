@@ -29,5 +29,5 @@ def main(config: dict[str, Any]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         report(session, *arguments, **options)
 
-    Session.report = report_or_die  # type: ignore[method-assign]
+    Session.report = report_or_die  # type: ignore[method-assign, assignment]
     getattr(module, config["function"])(config["config"])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from ray_examples.fashion_mnist import NeuralNetwork, made_images
+from ray_examples.fashion_mnist import NeuralNetwork, made_images  # type: ignore[import-not-found]
 from torch import nn
 from torch.utils.data import default_collate
 

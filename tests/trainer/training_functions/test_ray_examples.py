@@ -61,9 +61,7 @@ BY_EPOCHS = (
 )
 BY_STEPS = (
     Example("ray_examples.fashion_mnist", "by_steps", {**IMAGES, "epochs": 2}, 12, 9, 16, model="state.pt"),
-    Example(
-        "ray_examples.lightning_images", "by_steps", {"epochs": 3, "every": 3}, 8, 6, 12, model="lightning.ckpt"
-    ),
+    Example("ray_examples.lightning_images", "by_steps", {"epochs": 3, "every": 3}, 8, 6, 12, model="lightning.ckpt"),
     Example("ray_examples.accelerate_script", "main", {"epochs": 2, "every": 4}, 18, 16, 22, model="model.safetensors"),
     Example("ray_examples.deepspeed_pairs", "by_steps", {**PAIRS, "epochs": 2}, 15, 12, 20, model="global_step20"),
 )
@@ -91,9 +89,8 @@ def disturbed(directory: JobDirectory, job: FinetuneJob) -> str | None:
 def tensors_of(model: Path) -> dict[str, torch.Tensor]:
     """All tensors of a file, or of the files of a folder, by their places in it."""
     if model.is_dir():
-        return {
-            f"{file.name} {name}": tensor for file in sorted(model.iterdir()) for name, tensor in tensors_of(file).items()
-        }
+        files = {file.name: tensors_of(file) for file in sorted(model.iterdir())}
+        return {f"{file} {name}": tensor for file, found in files.items() for name, tensor in found.items()}
     content = load_file(model) if model.suffix == ".safetensors" else torch.load(model, weights_only=False)
     leaves, _ = torch.utils._pytree.tree_flatten_with_path(content)
     return {str(place): leaf for place, leaf in leaves if isinstance(leaf, torch.Tensor)}

@@ -9,7 +9,7 @@ import lightning.pytorch as pl
 import ray.train
 import ray.train.lightning
 import torch
-from ray_examples.fashion_mnist import NeuralNetwork, made_images
+from ray_examples.fashion_mnist import NeuralNetwork, made_images  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 

@@ -1,8 +1,8 @@
 """Ray's example of DeepSpeed: a BERT learns which sentences say the same, and F1 is reported.
 
 It follows "Get Started with DeepSpeed" of Ray's documentation. What differs is where model and data come from: a small
-BERT with random weights, its tokenizer and the pairs of sentences are made here, so that nothing is downloaded. DeepSpeed
-and Ray Train are used as there, with one addition: `get_checkpoint`, so that training continues after a loss.
+BERT with random weights, its tokenizer and the pairs of sentences are made here, so that nothing is downloaded.
+DeepSpeed and Ray Train are used as there, with one addition: `get_checkpoint`, so that training continues after a loss.
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ def train(config: dict[str, Any]) -> None:
     eval_loader = prepare_data_loader(DataLoader(held_out, size, collate_fn=collate))
 
     model = made_model(tokenizer)
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=deepspeed_config(config)
-    )
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=deepspeed_config(config))
     first_epoch = 0
     if checkpoint := ray.train.get_checkpoint():  # after a loss of workers, training continues here
         with checkpoint.as_directory() as folder:
@@ -113,6 +111,7 @@ def train(config: dict[str, Any]) -> None:
         if isinstance(loader.sampler, DistributedSampler):
             loader.sampler.set_epoch(epoch)
         engine.train()
+        loss = torch.zeros(())
         for batch in loader:
             loss = train_step(engine, batch)
         metrics = {"loss": loss.item(), "epoch": epoch + 1, **evaluate(engine, eval_loader)}
@@ -139,8 +138,8 @@ def evaluate(engine: Any, loader: DataLoader[Any]) -> dict[str, float]:
     counts = torch.zeros(4, device=device)  # true positives, predicted positives, positives, correct ones
     total = torch.zeros((), device=device)
     for batch in loader:
-        batch = {name: tensor.to(device) for name, tensor in batch.items()}
-        predicted, labels = engine(**batch).logits.argmax(dim=-1), batch["labels"]
+        inputs = {name: tensor.to(device) for name, tensor in batch.items()}
+        predicted, labels = engine(**inputs).logits.argmax(dim=-1), inputs["labels"]
         found = [predicted * labels, predicted, labels, predicted == labels]
         counts += torch.stack([each.sum() for each in found])
         total += len(labels)
