@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,11 @@ import torch
 
 from spotune.job import FinetuneJob
 from spotune_trainer import files
-from spotune_trainer.checkpoint.generations import surviving_steps
+from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.training.task import RankExit
-from tests.trainer.training_functions.ranks import function_job, run_generation
+from tests.trainer.training_functions.ranks import function_job, run_disturbed, run_generation
 
 pytestmark = pytest.mark.slow
 
@@ -67,3 +71,36 @@ def test_model_after_a_loss_in_an_epoch_is_that_of_an_undisturbed_run(
     progress = files.read_json(task.logs.progress)
     assert progress is not None
     assert (progress["totalSteps"], progress["etaSeconds"]) == (total, 0.0)
+
+
+def test_at_a_notice_the_last_step_is_saved(directory: JobDirectory) -> None:
+    def notice_later() -> None:
+        logs = directory.generation_logs(1)
+        while not logs.steps.exists():
+            time.sleep(0.05)
+        write_notice(logs.notice, seconds=60.0, reason="a test", stop=False, leave=True)
+
+    job = lightning_job({"epochs": 100_000, "every": 1_000_000})
+    task, results = run_disturbed(directory, job, notice_later)
+    assert [result[0] for result in results] == [RankExit.YIELDED] * 2
+    checkpoint = choose_checkpoint(directory).checkpoint
+    assert checkpoint is not None
+    assert list(files.read_lines(task.logs.steps))[-1]["step"] == checkpoint.name.step
+
+
+@pytest.mark.parametrize(
+    ("module", "hidden", "message"),
+    [
+        ("lightning", ("lightning", "pytorch_lightning"), "install the package lightning (pip install lightning)"),
+        (
+            "accelerate",
+            ("accelerate", "accelerate.tracking"),
+            "install the package accelerate (pip install accelerate)",
+        ),
+    ],
+)
+def test_a_library_that_is_not_installed_is_named(module: str, hidden: tuple[str, ...], message: str) -> None:
+    program = f"import sys; sys.modules.update(dict.fromkeys({hidden!r})); import spotune_train.{module}"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert message in ran.stderr.splitlines()[-1]
