@@ -62,6 +62,8 @@ RETIRED = {
 EXCEPTIONS = {
     "end": "the bound of a range [start, end), as in Python and Arrow",
     "on_step_end": "a hook of transformers",
+    "on_train_batch_end": "a hook of Lightning",
+    "on_train_end": "a hook of Lightning",
 }
 """Identifier -> why it may keep a retired word."""
 

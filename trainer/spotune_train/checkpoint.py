@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from spotune.errors import JobError
 from spotune_train.progress import session
+from spotune_trainer.training_functions.session import Session
 
 STATE = "state.pt"
 """File of a state that every worker has as a whole."""
@@ -110,15 +111,42 @@ def save(
     is_sharded = found.begin_save(step, is_sharded=_is_sharded(state or {}))
     if is_sharded is None:
         return
-    folder = Path(tempfile.mkdtemp(prefix="spotune-checkpoint-"))
-    discard = partial(shutil.rmtree, folder, ignore_errors=True)
-    try:
+
+    def write(folder: Path) -> None:
         if is_sharded:
             save_sharded(dict(state or {}), storage_writer=FileSystemWriter(folder), process_group=found.ranks.group)
         elif state is not None and found.ranks.rank == 0:
             torch.save(dict(state), folder / STATE)
         for name, source in (files or {}).items():
             _copy(Path(source), folder / name, folder)
+
+    _commit(found, write, wait=wait)
+
+
+def save_with(step: int, write: Callable[[Path], Any], *, wait: bool = False) -> None:
+    """Save a checkpoint of the last step in the format of a library. All workers call it together.
+
+    For example `save_with(step, engine.save_checkpoint)` of a DeepSpeed engine. Otherwise it is like `save`.
+
+    Args:
+        step: number of steps done; a step that was saved already is not saved again.
+        write: writes this worker's files to a local temporary folder, which every worker has one of.
+        wait: return once the checkpoint is durable.
+
+    Raises:
+        JobError: the step is earlier than the last one, or other workers save another one.
+        InfrastructureError: the storage refuses the files of this checkpoint or of the one before.
+    """
+    found = session("checkpoint.save_with")
+    if found.begin_save(step, is_sharded=False) is not None:
+        _commit(found, write, wait=wait)
+
+
+def _commit(found: Session, write: Callable[[Path], Any], *, wait: bool) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="spotune-checkpoint-"))
+    discard = partial(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        write(folder)
     except BaseException:
         discard()
         raise

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from spotune.cli.row_checks import RowCheck, check_rows
+from spotune.entry_points import find_import_problem
 from spotune.errors import JobError, Problem, UsageError
 from spotune.fingerprint import fingerprint
 from spotune.job import KIND, FinetuneJob
@@ -36,7 +37,8 @@ def validate(
     """Validate files of FinetuneJobs and ModelServices: fields, values and combinations of values, and raw rows.
 
     Rows of dataset.prepare and of a mixture that are on this machine are read and tokenized as by spotune shard. For
-    each source the command says which rows were checked.
+    each source the command says which rows were checked. Where training.code is a folder on this machine, the module
+    and the name of training.function are looked for in it, without running them.
 
     Example: spotune validate job.yaml
     """
@@ -47,6 +49,7 @@ def validate(
         content = {"file": str(file), "valid": True, "kind": found.kind, "name": found.metadata.name}
         lines = [f"{file}: valid ({found.metadata.name})"]
         if isinstance(found, FinetuneJob):
+            _check_function(found, document)
             digest, checks = fingerprint(found), _check_rows(found, document, max_rows, stores=stores)
             content |= {"fingerprint": digest, "rows": [check.as_json() for check in checks]}
             lines = [f"{file}: valid ({found.metadata.name}, fingerprint {digest[:8]})"]
@@ -61,6 +64,21 @@ def _max_rows(text: str) -> int | None:
     if not text.isdecimal():
         raise UsageError(f"--rows {text}: expected a whole number, or {_ALL}.")
     return int(text)
+
+
+def _check_function(job: FinetuneJob, document: Document) -> None:
+    """Look for the training function of a job, if its code is a folder on this machine.
+
+    Raises:
+        JobError: the folder has no such module, or the module has no such name.
+    """
+    training = job.spec.training
+    folder = Path(document.file).absolute().parent / training.code
+    if not (training.function and training.code and folder.is_dir()):
+        return
+    if problem := find_import_problem(training.function, folder):
+        reason = f"{training.function}: {problem}, looked for in {folder}: correct the name or spec.training.code"
+        raise JobError(problems=[_located(Problem(reason, "spec.training.function"), document)])
 
 
 def _check_rows(job: FinetuneJob, document: Document, max_rows: int | None, *, stores: bool) -> list[RowCheck]:

@@ -31,7 +31,8 @@ def _unused_fields() -> Iterator[Rule]:
     """For each section with fields that code of the user does not use: a rule that they have their defaults."""
     for name, section in _SECTIONS.items():
         used = USED_WITH_USER_CODE.get(name, ())
-        fields = f"has fields that are not used with training.function and training.command: remove all but {', '.join(used)}"
+        remedy = f"remove all but {', '.join(used)}"
+        fields = f"has fields that are not used with training.function and training.command: {remedy}"
         defaults = has_defaults(f"self.{name}", section, used)
         yield Rule(f"({NO_USER_CODE}) || ({defaults})", fields if used else NOT_WITH_USER_CODE, name)
 

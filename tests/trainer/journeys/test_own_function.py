@@ -1,4 +1,4 @@
-"""The example of a training function by `spotune run`: the loss of a worker and of the head, and the same model."""
+"""The examples of training functions by `spotune run`: the loss of a worker and of the head, and the same model."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
 from spotune.job_file.load import load_job, replace_fields, resolve_paths
 from spotune_trainer.checkpoint.generations import latest_generation, surviving_steps
@@ -54,3 +56,31 @@ def test_the_example_trains_through_the_loss_of_a_worker_and_of_the_head(run: Li
     assert "train:train" in page
     assert ">epoch<" in page, "a curve of what the function reports"
     assert "microBatchSize" not in page
+
+
+def test_rays_example_of_deepspeed_reports_f1_through_the_loss_of_a_worker(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "ray-deepspeed"
+    run = LiveRun(JobDirectory(tmp_path / "run"), resolve_paths(load_job(example / "finetunejob.yaml"), example))
+    undisturbed = JobDirectory(tmp_path / "undisturbed")
+    run_generation(undisturbed, run.job)
+    try:
+        run.start()
+        run.wait_for_step(1)
+        kill(run.ranks()[1])
+        code, output = run.wait()
+    finally:
+        run.clean_up()
+
+    assert code == 0, output
+    assert [failure["cause"] for failure in run.events("failure")] == ["workerLost"]
+    epochs = run.job.spec.training.config["epochs"]
+    steps = surviving_steps(run.directory)
+    assert [line["step"] for line in steps] == list(range(1, epochs + 1))
+    assert steps[-1]["metrics"]["f1"] > 0.9
+    page = report_of_directory(run.directory.root)
+    assert ">f1<" in page, "a curve of what the function reports"
+    folders = (run.directory.export, undisturbed.export)
+    weights, expected = (get_fp32_state_dict_from_zero_checkpoint(str(folder)) for folder in folders)
+    assert weights.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(weights[name], tensor), name

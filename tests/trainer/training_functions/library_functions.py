@@ -23,11 +23,12 @@ from spotune_trainer.training_functions.checkpoints import FolderCheckpoints
 ROWS = 37
 
 
-def _die(step: int, config: dict[str, Any]) -> None:
+def die(step: int, config: dict[str, Any]) -> None:
     """End rank 1 after a step, in the first generation only: a file says that it has happened."""
     happened = Path(config.get("happened", "/nonexistent"))
     if step == config.get("killAt") and distributed.get_rank() == 1 and not happened.exists():
         happened.touch()
+        time.sleep(1.0)  # what is copied in the background ends
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -58,7 +59,7 @@ def trains(config: dict[str, Any]) -> None:
             distributed.all_reduce(parameter.grad)
         optimizer.step()
         spotune_train.report(step, loss.detach(), total_steps=samples.total_steps, ids=sum(samples.sample_ids(step)))
-        _die(step, config)
+        die(step, config)
         if step % config["every"] == 0 or step == samples.total_steps:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             spotune_train.checkpoint.save(step, state)
@@ -102,7 +103,7 @@ def shards(config: dict[str, Any]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             torch.save(whole, Path(folder) / "whole.pt")
             spotune_train.checkpoint.save(step, state, {"whole.pt": Path(folder) / "whole.pt"})
-        _die(step, config)
+        die(step, config)
 
 
 def reports_backwards(config: dict[str, Any]) -> None:
@@ -177,7 +178,7 @@ def trains_by_transformers(config: dict[str, Any]) -> None:
     class Killed(SpotuneCallback):
         def on_step_end(self, *arguments: Any, **options: Any) -> Any:
             control = super().on_step_end(*arguments, **options)
-            _die(arguments[1].global_step, config)
+            die(arguments[1].global_step, config)
             return control
 
     with tempfile.TemporaryDirectory() as folder:

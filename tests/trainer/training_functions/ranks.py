@@ -26,8 +26,9 @@ _GRACE_SECONDS = 5
 
 
 def function_job(function: str, config: dict[str, Any], module: str = "functions", **sections: Any) -> FinetuneJob:
-    """A job that calls a function of `functions.py`, or of another module of this folder."""
-    training = {"function": f"{module}:{function}", "code": str(FOLDER), "config": config}
+    """A job that calls a function of `functions.py`, or of another module of this folder or of `support/`."""
+    code = FOLDER if (FOLDER / f"{module}.py").exists() else FOLDER / "support"
+    training = {"function": f"{module}:{function}", "code": str(code), "config": config}
     spec = {"training": training, "workers": {"count": 2, "gpus": 0}, **sections}
     return FinetuneJob.model_validate({"metadata": {"name": "own"}, "spec": spec})
 

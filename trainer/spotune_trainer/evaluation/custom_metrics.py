@@ -15,10 +15,11 @@ from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
+from spotune.entry_points import describe_error, find_import_problem, shorten
 from spotune.errors import JobError
 from spotune.job import EvaluationSpec
 from spotune.job.metric import is_function
-from spotune_trainer.entry_points import describe_error, find_import_problem, import_function, shorten
+from spotune_trainer.entry_points import import_function
 
 FIELD = "training.evaluation.metrics"
 _REMEDY = (

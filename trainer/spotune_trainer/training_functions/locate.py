@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from spotune.entry_points import find_import_problem
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
-from spotune_trainer.entry_points import find_import_problem, import_function
+from spotune_trainer.entry_points import import_function
 
 FIELD = "training.function"
 _REMEDY = (

@@ -11,12 +11,14 @@ import inspect
 import math
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray.train
 from ray.air._internal.util import StartTraceback
+from ray.runtime_context import RuntimeContext
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.execution.train_fn_utils import (
     LocalTrainFnUtils,
@@ -122,7 +124,7 @@ class SessionUtils(LocalTrainFnUtils):
 
 
 def run_with_ray_train(
-    function: Callable[[], None], name: str, begin: Callable[[], SessionUtils], end: Callable[[], None]
+    function: Callable[[], None], name: str, directory: Path, begin: Callable[[], SessionUtils], end: Callable[[], None]
 ) -> None:
     """Call a function under `TorchTrainer`, in this process.
 
@@ -131,9 +133,13 @@ def run_with_ray_train(
     Args:
         function: uses Ray Train.
         name: of the job.
+        directory: of the job.
         begin: called before the function, once the process group exists.
         end: called after it.
     """
+    job_id = f"{zlib.crc32(str(directory).encode()):08x}"
+    # Ray's callbacks of libraries ask for it, but the rank is no process of Ray.
+    RuntimeContext.get_job_id = lambda _: job_id  # type: ignore[assignment, method-assign]
 
     def train() -> None:
         set_train_fn_utils(begin())

@@ -13,11 +13,11 @@ from typing import Any
 
 from torch import distributed
 
+from spotune.entry_points import describe_error
 from spotune.errors import JobError
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
 from spotune_trainer.engine.process_groups import extend_timeouts
-from spotune_trainer.entry_points import describe_error
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
 from spotune_trainer.training.worker import TrainResult, wait_for_rendezvous
@@ -61,7 +61,8 @@ class _FunctionWorker:
         if place.rank != 0:
             wait_for_rendezvous(place.address, place.port)
         try:
-            run_with_ray_train(partial(self._call, function), self.job.metadata.name, self._set_up, self._finish)
+            root = self.task.job_directory.root
+            run_with_ray_train(partial(self._call, function), self.job.metadata.name, root, self._set_up, self._finish)
         except LeaveGeneration as leave:
             return TrainResult(leave.exit, {})
         return TrainResult(RankExit.TRAINED, self.summary)
