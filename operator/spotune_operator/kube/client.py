@@ -60,6 +60,7 @@ class Resource:
 
 JOBS = Resource("spotune.dev/v1alpha1", "FinetuneJob", "finetunejobs")
 SERVICES = Resource("spotune.dev/v1alpha1", "ModelService", "modelservices")
+SWEEPS = Resource("spotune.dev/v1alpha1", "FinetuneSweep", "finetunesweeps")
 CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")

@@ -17,7 +17,7 @@ from spotune.crd.structural_schema import INT_OR_STRING, PRESERVE_UNKNOWN_FIELDS
 from spotune.custom_resource.base import Section
 from spotune.job import FinetuneJobSpec
 from spotune.job.dataset import ColumnTemplate
-from spotune.job_file.load import load_job_or_service, read_document_of_kind
+from spotune.job_file.load import load_resource, read_document_of_kind
 from spotune.service import ModelServiceSpec
 from tests import ROOT
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
@@ -215,7 +215,7 @@ def test_an_unsupported_union_stops_the_generator() -> None:
 def test_defaults_are_those_of_the_models(text: str, tmp_path: Path) -> None:
     file = tmp_path / "file.yaml"
     file.write_text(text)
-    loaded = load_job_or_service(file)
+    loaded = load_resource(file)
     spec = with_defaults(read_document_of_kind(file, *KINDS).content["spec"], at(".spec", SCHEMAS[loaded.kind]))
     validated = type(loaded.spec).model_validate(spec)
     assert validated == loaded.spec

@@ -13,7 +13,7 @@ from spotune.job import FinetuneJob
 from spotune.job_file.load import (
     SOURCE_FIELDS,
     load_job,
-    load_job_or_service,
+    load_resource,
     load_service,
     parse_job,
     parse_service,
@@ -89,7 +89,7 @@ def test_a_job_that_did_not_come_from_a_file_names_the_field_alone() -> None:
 
 @pytest.mark.parametrize(("text", "model"), [(JOB_FILE, FinetuneJob), (SERVICE_FILE, ModelService)])
 def test_a_file_is_read_as_what_its_kind_says(text: str, model: type[BaseModel], tmp_path: Path) -> None:
-    assert type(load_job_or_service(written(tmp_path, text))) is model
+    assert type(load_resource(written(tmp_path, text))) is model
 
 
 @pytest.mark.parametrize(
@@ -98,12 +98,12 @@ def test_a_file_is_read_as_what_its_kind_says(text: str, model: type[BaseModel],
         (load_job, SERVICE_FILE, r"job\.yaml:2: kind: is 'ModelService'; expected kind: FinetuneJob$"),
         (load_service, JOB_FILE, r"job\.yaml:2: kind: is 'FinetuneJob'; expected kind: ModelService$"),
         (
-            load_job_or_service,
+            load_resource,
             JOB_FILE.replace("FinetuneJob", "RayJob"),
             r"job\.yaml:2: kind: is 'RayJob'; expected kind: FinetuneJob or ModelService$",
         ),
         (
-            load_job_or_service,
+            load_resource,
             f"{JOB_FILE}---\n{SERVICE_FILE}",
             r"holds 2 YAML documents \(FinetuneJob, ModelService\); give one FinetuneJob or ModelService per file$",
         ),
