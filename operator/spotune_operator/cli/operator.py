@@ -65,9 +65,7 @@ def render(
     given = {path: value for path, value in changes.items() if value is not None}
     if isinstance(parsed, FinetuneSweep):
         if given:
-            raise UsageError(
-                "--provider, --image and --storage-class are for jobs: set them in spec.template of a sweep"
-            )
+            raise UsageError("--provider, --image and --storage-class are for jobs: change spec.template of the sweep")
         children = _children_of_sweep(parsed)
     elif isinstance(parsed, FinetuneJob):
         children = _children_of_job(replace_fields(parsed, given))

@@ -160,14 +160,19 @@ def _patches(sweep: FinetuneSweep, trials: Sequence[TrialStatus], observed: Obse
             continue
         if trial.state == "Pruned":
             if not job.is_pruned:  # once: a user may resume it
-                labels: dict[str, Any] = {"labels": {PRUNED_LABEL: "true"}, "annotations": {SUSPENDED_ANNOTATION: None}}
-                yield TrialPatch(job, {"metadata": labels, "spec": {"suspend": True}})
+                yield _patch(job, suspend=True, annotation=None, labels={PRUNED_LABEL: "true"})
         elif trial.state == "Running" and sweep.spec.suspend and not job.suspend:
-            annotations = {"annotations": {SUSPENDED_ANNOTATION: "true"}}
-            yield TrialPatch(job, {"metadata": annotations, "spec": {"suspend": True}})
+            yield _patch(job, suspend=True, annotation="true")
         elif job.suspended_by_sweep and not sweep.spec.suspend:
-            annotations = {"annotations": {SUSPENDED_ANNOTATION: None}}
-            yield TrialPatch(job, {"metadata": annotations, "spec": {"suspend": False}})
+            yield _patch(job, suspend=False, annotation=None)
+
+
+def _patch(job: TrialJob, *, suspend: bool, annotation: str | None, labels: dict[str, str] | None = None) -> TrialPatch:
+    """Suspend or resume a job, and set or remove the annotation of a suspended sweep."""
+    metadata: dict[str, Any] = {"annotations": {SUSPENDED_ANNOTATION: annotation}}
+    if labels is not None:
+        metadata["labels"] = labels
+    return TrialPatch(job, {"metadata": metadata, "spec": {"suspend": suspend}})
 
 
 def _counts(context: SweepContext) -> TrialCountsStatus:

@@ -22,8 +22,8 @@ def updated_trials(
 ) -> list[TrialStatus]:
     """The records of all trials, by number.
 
-    A job without a record is adopted: the operator was stopped between creating it and seeing it, or the status was
-    lost. The parameters of a job are those of its annotation. A record without a job stays as it is.
+    A job without a record is adopted: the status was lost. It is not pruned by values of that time, because it went on
+    when it was judged by them. The parameters of a job are those of its annotation. A record without a job stays.
 
     Args:
         sweep: The sweep.
@@ -36,7 +36,8 @@ def updated_trials(
         records[number] = _updated(sweep.spec, records[number], job)
     for number in sorted(records):
         others = [trial for trial in records.values() if trial.number != number]
-        records[number] = _judged(sweep.spec, records[number], others)
+        is_adopted = all(trial.number != number for trial in previous)
+        records[number] = _judged(sweep.spec, records[number], others, may_prune=not is_adopted)
     return [records[number] for number in sorted(records)]
 
 
@@ -77,7 +78,9 @@ def _outcome(
     return {"state": "Running", "message": ""}
 
 
-def _judged(spec: FinetuneSweepSpec, record: TrialStatus, others: Sequence[TrialStatus]) -> TrialStatus:
+def _judged(
+    spec: FinetuneSweepSpec, record: TrialStatus, others: Sequence[TrialStatus], *, may_prune: bool
+) -> TrialStatus:
     """The record of a trial with its values at the rungs that it has reached, pruned if others are better there."""
     if not record.evaluations or record.state not in ("Running", "Complete"):
         return record
@@ -88,7 +91,7 @@ def _judged(spec: FinetuneSweepSpec, record: TrialStatus, others: Sequence[Trial
         there = [other.rungs[rung] for other in others if len(other.rungs) > rung]
         rungs.append(newest.value)
         is_better = continues(newest.value, there, pruning.reduction_factor, spec.objective.direction)
-        if record.state == "Running" and not is_better:
+        if may_prune and record.state == "Running" and not is_better:
             message = (
                 f"pruned at step {newest.step}: {spec.objective.metric} {newest.value:.5g} is not among the best "
                 f"1/{pruning.reduction_factor} of {len(there) + 1} trials at {rung_steps(pruning, rung)} steps"

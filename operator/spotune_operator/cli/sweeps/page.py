@@ -25,6 +25,7 @@ _WIDTH: Final = 900
 _HEIGHT: Final = 320
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 10, 30
 _COLOURS: Final = 8
+_PROBLEMS: Final = ("Failed", "Stalled")
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; color: #1d2330;
   background: #fff; }
@@ -41,7 +42,8 @@ polyline { fill: none; stroke-width: 2; stroke: var(--c); }
 polyline.Pruned, polyline.Failed { stroke-dasharray: 5 4; opacity: .7; }
 circle { fill: var(--c); }
 .key { margin-right: 1rem; white-space: nowrap; }
-.key::before { content: ""; display: inline-block; width: .8em; height: .8em; margin-right: .3em; background: var(--c); }
+.key::before { content: ""; display: inline-block; width: .8em; height: .8em; margin-right: .3em;
+  background: var(--c); }
 .c0 { --c: #3566cc; } .c1 { --c: #d1602b; } .c2 { --c: #2b8a57; } .c3 { --c: #a03db0; }
 .c4 { --c: #b08a10; } .c5 { --c: #1a8f9c; } .c6 { --c: #c23b5a; } .c7 { --c: #667085; }
 @media (prefers-color-scheme: dark) { body { color: #dfe3ea; background: #14171d; }
@@ -57,10 +59,8 @@ def page(sweep: Sweep, now: float) -> str:
         now: Unix time in seconds.
     """
     name, trials = escape(sweep["metadata"]["name"]), sorted_trials(sweep)
-    failed = [
-        each for each in conditions_of(sweep) if each["type"] in ("Failed", "Stalled") and each["status"] == "True"
-    ]
-    problems = "".join(f"<p><strong>{escape(each.get('message') or '')}</strong></p>" for each in failed[:1])
+    shown = [each for each in conditions_of(sweep) if each["type"] in _PROBLEMS and each["status"] == "True"]
+    problems = "".join(f"<p><strong>{escape(each.get('message') or '')}</strong></p>" for each in shown[:1])
     hours = status_of(sweep).get("gpuHours") or 0
     return (
         f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title><style>{_STYLE}</style>'
