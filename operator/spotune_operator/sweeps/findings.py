@@ -93,7 +93,8 @@ def _too_many_failed(sweep: FinetuneSweep, trials: Sequence[TrialStatus]) -> str
     if not limit or len(failed) < limit:
         return ""
     first = failed[0]
-    return f"{len(failed)} trials have failed, and budget.maxFailedTrials is {limit}; {first.name}: {first.message}"
+    count = "1 trial has" if len(failed) == 1 else f"{len(failed)} trials have"
+    return f"{count} failed, and budget.maxFailedTrials is {limit}; {first.name}: {first.message}"
 
 
 def phase(context: SweepContext) -> str:

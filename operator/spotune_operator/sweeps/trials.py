@@ -92,12 +92,19 @@ def _judged(
         rungs.append(newest.value)
         is_better = continues(newest.value, there, pruning.reduction_factor, spec.objective.direction)
         if may_prune and record.state == "Running" and not is_better:
-            message = (
-                f"pruned at step {newest.step}: {spec.objective.metric} {newest.value:.5g} is not among the best "
-                f"1/{pruning.reduction_factor} of {len(there) + 1} trials at {rung_steps(pruning, rung)} steps"
-            )
+            message = _why_pruned(spec, newest, rung, count=len(there) + 1)
             return record.model_copy(update={"rungs": rungs, "state": "Pruned", "message": message})
     return record.model_copy(update={"rungs": rungs}) if rungs != record.rungs else record
+
+
+def _why_pruned(spec: FinetuneSweepSpec, seen: TrialEvaluationStatus, rung: int, *, count: int) -> str:
+    """Why a trial is pruned, which is one of this number of trials at a rung."""
+    factor = spec.early_stopping.reduction_factor
+    best = f"among the best 1/{factor}" if count >= factor else "the best one"
+    return (
+        f"pruned at step {seen.step}: {spec.objective.metric} {seen.value:.5g} is not {best} of {count} trials at "
+        f"{rung_steps(spec.early_stopping, rung)} steps"
+    )
 
 
 def _thinned(evaluations: list[TrialEvaluationStatus]) -> list[TrialEvaluationStatus]:
