@@ -100,8 +100,10 @@ NOT_A_JOB = [
         "two jobs",
         JOB_FILE,
         f"{JOB_FILE}---\n{JOB_FILE}",
-        ": holds 2 YAML documents (FinetuneJob, FinetuneJob); "
-        "give one FinetuneJob, ModelService or FinetuneSweep per file",
+        (
+            ": holds 2 YAML documents (FinetuneJob, FinetuneJob); "
+            "give one FinetuneJob, ModelService or FinetuneSweep per file"
+        ),
     ),
     (
         "another document",
