@@ -61,8 +61,8 @@ class ParameterSpec(Section):
             invalid("", "set exactly one of values, uniform, logUniform and integer")
         if self.values is not None and len({(type(each), each) for each in self.values}) < len(self.values):
             invalid("values", "lists a value twice")
-        for name, ends in (("uniform", self.uniform), ("logUniform", self.log_uniform), ("integer", self.integer)):
-            if ends is not None and ends[0] >= ends[1]:
+        for name, bounds in (("uniform", self.uniform), ("logUniform", self.log_uniform), ("integer", self.integer)):
+            if bounds is not None and bounds[0] >= bounds[1]:
                 invalid(name, "must be ascending: the lowest value, then the highest")
         if self.log_uniform is not None and self.log_uniform[0] <= 0:
             invalid("logUniform", "must be more than 0: use uniform for other numbers")

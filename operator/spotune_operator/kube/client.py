@@ -213,8 +213,7 @@ class Kube:
         """List pods by selectors, without a cache; for rare requests."""
         parameters = {"labelSelector": labels, "fieldSelector": fields}
         found = await self._json("GET", PODS.path(namespace), {n: v for n, v in parameters.items() if v})
-        items: list[Manifest] = found["items"]
-        return items
+        return list(found["items"])
 
     async def serves(self, resource: Resource) -> bool:
         """Whether the API server serves a kind; a new CRD is served after a moment."""

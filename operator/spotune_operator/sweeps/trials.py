@@ -50,8 +50,8 @@ def _updated(spec: FinetuneSweepSpec, record: TrialStatus, job: TrialJob) -> Tri
     last = record.evaluations[-1].step if record.evaluations else -1
     if evaluation is not None and evaluation[0] > last:
         step, value = evaluation
-        seen = TrialEvaluationStatus(step=step, value=value)
-        changes |= {"evaluations": _thinned([*record.evaluations, seen]), "value": value}
+        newest = TrialEvaluationStatus(step=step, value=value)
+        changes |= {"evaluations": _thinned([*record.evaluations, newest]), "value": value}
     changes |= _outcome(record, job, changes.get("value", record.value), evaluation)
     is_counted = changes["state"] != "Running" or job.gpu_seconds >= record.gpu_seconds + _COUNTED_SECONDS
     if is_counted and job.gpu_seconds > record.gpu_seconds:  # less if the job was deleted and created again
@@ -97,12 +97,12 @@ def _judged(
     return record.model_copy(update={"rungs": rungs}) if rungs != record.rungs else record
 
 
-def _why_pruned(spec: FinetuneSweepSpec, seen: TrialEvaluationStatus, rung: int, *, count: int) -> str:
+def _why_pruned(spec: FinetuneSweepSpec, newest: TrialEvaluationStatus, rung: int, *, count: int) -> str:
     """Why a trial is pruned, which is one of this number of trials at a rung."""
     factor = spec.early_stopping.reduction_factor
     best = f"among the best 1/{factor}" if count >= factor else "the best one"
     return (
-        f"pruned at step {seen.step}: {spec.objective.metric} {seen.value:.5g} is not {best} of {count} trials at "
+        f"pruned at step {newest.step}: {spec.objective.metric} {newest.value:.5g} is not {best} of {count} trials at "
         f"{rung_steps(spec.early_stopping, rung)} steps"
     )
 
