@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from spotune.custom_resource import Condition
@@ -71,9 +72,9 @@ class SweepScenario:
             actions: Stop after this many: the first is the status, the others patches and creations. None: all.
         """
         decision = self.decide()
-        steps = [lambda: setattr(self, "status", roundtrip(decision.status))]
-        steps += [lambda patch=patch: self.patch(patch.job.name, patch.changes) for patch in decision.patch]  # type: ignore[misc]
-        steps += [lambda manifest=manifest: self.create(manifest) for manifest in decision.create]  # type: ignore[misc]
+        steps: list[Callable[[], None]] = [partial(setattr, self, "status", roundtrip(decision.status))]
+        steps += [partial(self.patch, patch.job.name, patch.changes) for patch in decision.patch]
+        steps += [partial(self.create, manifest) for manifest in decision.create]
         for step in steps[:actions]:
             step()
         return decision

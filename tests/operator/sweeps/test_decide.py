@@ -353,7 +353,12 @@ def test_many_evaluations_are_thinned() -> None:
 def test_the_loss_of_a_training_function_is_that_of_its_reports() -> None:
     template = {"spec": {"training": {"function": "train:main"}}}
     parameters = {"training.config.lr": {"values": [0.1, 0.2]}}
-    sections = {"parameters": parameters, "search": {"algorithm": "grid"}, "template": template, "maxConcurrent": 2}
+    sections: dict[str, Any] = {
+        "parameters": parameters,
+        "search": {"algorithm": "grid"},
+        "template": template,
+        "maxConcurrent": 2,
+    }
     for metric, status in (("loss", {"loss": 0.5}), ("accuracy", {"evalScores": {"accuracy": 0.5}, "evalStep": 7})):
         scenario = SweepScenario(a_sweep(**sections, earlyStopping={}, objective={"metric": metric}))
         scenario.reconcile()
