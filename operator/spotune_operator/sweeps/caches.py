@@ -117,5 +117,6 @@ class SweepCaches:
         return {job.number: job for job in jobs if job.owner == sweep.uid and job.number is not None}
 
 
-def _key(job: TrialJob) -> SweepKey:
-    return job.namespace, job.sweep
+def _key(job: TrialJob) -> SweepKey | None:
+    """The sweep of a job; None if its label names none."""
+    return (job.namespace, job.sweep) if job.sweep else None
