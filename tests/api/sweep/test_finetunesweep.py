@@ -12,6 +12,7 @@ from spotune.job_file.load import load_sweep, parse_sweep, replace_fields
 from spotune.job_file.trials import trial_job
 from spotune.job_file.yaml_file import Document
 from spotune.sweep import FinetuneSweep
+from tests.api.crd.test_definition import SWEEP, at, with_defaults
 from tests.api.support.sweep_files import FULL_SWEEP_FILE, SWEEP_FILE, a_sweep
 from tests.command_line import run_spotune
 
@@ -116,3 +117,15 @@ def test_validate_says_how_many_trials_there_are(tmp_path: Path, capsys: pytest.
         "file": str(file), "valid": True, "kind": "FinetuneSweep", "name": "t5-search", "trials": 12
     }  # fmt: skip
     assert code == 0
+
+
+@pytest.mark.parametrize("text", [SWEEP_FILE, FULL_SWEEP_FILE], ids=["small", "full"])
+def test_trials_of_a_template_with_every_default_of_the_api_server_are_valid(text: str) -> None:
+    content = yaml.safe_load(text)
+    content["spec"] = with_defaults(content["spec"], at(".spec", SWEEP))
+    sweep = parse_sweep(Document(content))
+    first = {path: parameter.extremes[0] for path, parameter in sweep.spec.parameters.items()}
+    defaulted, problems = trial_job(sweep, 0, first)
+    assert problems == []
+    written, _ = trial_job(parse_sweep(Document(yaml.safe_load(text))), 0, first)
+    assert FinetuneJob.model_validate(defaulted).spec == FinetuneJob.model_validate(written).spec
