@@ -33,8 +33,8 @@ _STEPS = ("cordon", "restart_device_plugin", "drain", "delete_node")
 
 README = """# Chart values
 
-The Helm chart installs the operator and the CustomResourceDefinitions (CRDs) of FinetuneJobs and
-ModelServices.
+The Helm chart installs the operator and the CustomResourceDefinitions (CRDs) of FinetuneJobs,
+FinetuneSweeps and ModelServices.
 
 ```console
 $ helm install spotune charts/spotune --namespace spotune-system \\

@@ -18,8 +18,10 @@ from spotune.cli.main import command_line
 from spotune.crd.job_rules import JOB_RULES
 from spotune.crd.service_rules import SERVICE_RULES
 from spotune.crd.structural_schema import PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, Schema, structural_schema
+from spotune.crd.sweep_rules import SWEEP_RULES
 from spotune.job import FinetuneJob
 from spotune.service import ModelService
+from spotune.sweep import FinetuneSweep
 from spotune.units.quantities import Quantity
 
 _ROOT = Path(__file__).parent.parent
@@ -69,6 +71,44 @@ spec:
   replicas: {min: 1, max: 3}
 """
 """The example of the page on ModelServices."""
+_SWEEP_HEAD = """# FinetuneSweep
+
+Every field of a FinetuneSweep, with its type and its default. This page is generated from the models that check a sweep
+(`make manifests`). `spotune validate` and the API server refuse anything else with a message that names the field.
+[Search for hyperparameters](../how-to/sweep.md) shows how to use it.
+
+Twelve trials of a FinetuneJob, four at a time:
+
+```yaml
+{sweep}```
+
+`kubectl get ftsweep` shows the phase, the number of trials in each state, the best trial with its value, and GPU hours.
+The name of a sweep has at most 36 characters, because its trials are named `<sweep>-<number>`.
+
+"""
+SWEEP = """apiVersion: spotune.dev/v1alpha1
+kind: FinetuneSweep
+metadata:
+  name: t5-search
+spec:
+  parameters:
+    training.learningRate: {logUniform: [1.0e-5, 1.0e-3]}
+    training.globalBatchSize: {values: [32, 64]}
+  search: {algorithm: tpe, trials: 12}
+  objective: {metric: loss}
+  earlyStopping: {algorithm: asha, minSteps: 200}
+  maxConcurrent: 4
+  template:
+    spec:
+      model: {source: "hf://google-t5/t5-large", task: seq2seq}
+      dataset:
+        train: {source: "s3://bucket/shards"}
+        eval: {fraction: 0.1}
+        prompt: "{question}"
+        completion: "{sql}"
+      training: {epochs: 3, evaluation: {everySteps: 100}}
+"""
+"""The example of the page on FinetuneSweeps."""
 _SECRETS = """## Secrets on one machine
 
 On a cluster the operator turns Secrets into environment variables of the pods. `spotune run` reads the same variables
@@ -81,7 +121,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 
 | on one machine | |
 |---|---|
-| `spotune validate FILE.yaml...` | check FinetuneJobs and ModelServices: fields, values, what goes together, raw rows |
+| `spotune validate FILE.yaml...` | check files of all kinds: fields, values, what goes together, trials, raw rows |
 | `spotune plan JOB.yaml` | memory, ZeRO stage, micro-batch and checkpoint interval per number of workers |
 | `spotune simulate TRACE.csv` | goodput, cost and finishing time on a spot trace, for choices of workers and head |
 | `spotune shard INPUT... --directory DIR` | JSON lines, CSV or Parquet to tokenized MDS shards |
@@ -96,6 +136,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 |---|---|
 | `spotune doctor` | whether the cluster fits jobs and services, what is missing, and how to mend it |
 | `spotune status [NAME]`, `spotune watch NAME` | the state of jobs and services; one job until it has ended |
+| `spotune sweep NAME` | the trials of a FinetuneSweep, the best first; `--report FILE` writes a page |
 | `spotune logs NAME --follow` | logs of a job, drivers and workers of all attempts, or of a service |
 | `spotune events NAME` | Kubernetes Events of a job or service and its pods |
 | `spotune suspend NAME`, `spotune resume NAME` | commit and give the nodes back; continue from there |
@@ -106,7 +147,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 | `spotune operator` | run the operator |
 | `spotune supervise JOB.yaml --directory DIR` | the supervisor container of a head pod |
 | `spotune crd` | print the CustomResourceDefinitions |
-| `spotune render FILE.yaml --provider aks` | print the objects that the operator applies for a job or service |
+| `spotune render FILE.yaml --provider aks` | print the objects that the operator applies for a job, service or sweep |
 
 ## Exit codes
 
@@ -154,6 +195,25 @@ def model_service() -> str:
     return page + _pages_of_sections(spec, {}) + _status(schema)
 
 
+def finetune_sweep() -> str:
+    """Returns the page on every field of a FinetuneSweep; those of its template are on the page of FinetuneJobs."""
+    schema = structural_schema(FinetuneSweep, SWEEP_RULES)
+    spec = schema["properties"]["spec"]
+    fields = spec["properties"]
+    template, parameters = fields.pop("template"), fields["parameters"]
+    values = parameters["additionalProperties"]["properties"]["values"]
+    values[VALIDATIONS] = [{"rule": "true", "message": "expected a list of texts, numbers and booleans"}]
+    fields["parameters"] = parameters["additionalProperties"] | {"description": parameters["description"]}
+    others = {name: field for name, field in fields.items() if not _fields(field)}
+    page = _SWEEP_HEAD.format(sweep=SWEEP) + _metadata(schema) + f"## spec\n\n{spec['description']}\n\n"
+    page += _sections(spec | {"properties": fields | {"template": template}}).replace("#template", "#the-template")
+    page += _table({"properties": {name: field for name, field in others.items() if name != "template"}}, {})
+    page += _pages_of_sections(spec, {})
+    page += f"## The template\n\n{template['description']} `template.spec` is [the spec of a FinetuneJob]"
+    page += f"(finetunejob.md#spec).\n\n{_also_refused(spec, 'template')}"
+    return page + _status(schema)
+
+
 def commands() -> str:
     """The page about all commands and options."""
     group = command_line()
@@ -167,7 +227,12 @@ def commands() -> str:
 
 def files() -> dict[Path, str]:
     """The generated pages by path."""
-    pages = {"finetunejob.md": finetune_job(), "modelservice.md": model_service(), "command-line.md": commands()}
+    pages = {
+        "finetunejob.md": finetune_job(),
+        "modelservice.md": model_service(),
+        "finetunesweep.md": finetune_sweep(),
+        "command-line.md": commands(),
+    }
     return {_PAGES / name: wrap_page(page) for name, page in pages.items()}
 
 

@@ -20,7 +20,7 @@ import yaml
 from charts.generate import CHART, documented
 from spotune.cli.main import command_line
 from spotune.job import FinetuneJobSpec
-from spotune.job_file.load import load_job_or_service
+from spotune.job_file.load import load_resource
 from spotune_operator.settings import PREFIX, Settings
 from tests import ROOT
 from tests.pages import PAGES, Line, blocks, lines, page_name
@@ -36,7 +36,7 @@ PROGRAMS = FILTERS | {
     *("pre-commit", "rsync", "sed", "spotune", "spotune-testcluster", "tar"),
 }
 """Programs that a page may use."""
-READERS_FILES = {"job.yaml", "finetunejob.yaml", "-"}
+READERS_FILES = {"sweep.yaml", "job.yaml", "finetunejob.yaml", "-"}
 """Files that a reader brings; `job.yaml` and `finetunejob.yaml` hold the job of the README."""
 MADE_LATER = ("*/data/*", "*/data", "build/*", "runs/*")
 """Paths in .gitignore that a command of the page creates."""
@@ -200,4 +200,4 @@ def test_yaml_of_a_page_is_valid(page: Path, tmp_path: Path) -> None:
                 continue
             file = tmp_path / "job.yaml"
             file.write_text(yaml.safe_dump(job))
-            load_job_or_service(file)
+            load_resource(file)

@@ -21,6 +21,7 @@ from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.runtime.workers import ReconcileWorkers
 from spotune_operator.serving.controller import ServiceController
 from spotune_operator.settings import Settings
+from spotune_operator.sweeps.controller import SweepController
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class Manager:
         self.services = (
             ServiceController(kube, self.caches, settings, self.metrics, clock) if settings.serving else None
         )
+        self.sweeps = SweepController(kube, self.caches, settings, self.metrics, clock)
         self._kube = kube
         self._settings = settings
         self._max_reconcile_seconds = max_reconcile_seconds
@@ -70,13 +72,15 @@ class Manager:
         if self.services is not None:
             await self._stack.enter_async_context(self.services.poller)
         self._stack.push_async_callback(self._cancel_tasks)
-        for reflector in (*self.caches.reflectors(), *(self.services.caches.reflectors() if self.services else ())):
+        of_services = self.services.caches.reflectors() if self.services is not None else ()
+        for reflector in (*self.caches.reflectors(), *of_services, *self.sweeps.caches.reflectors()):
             self._create_task(reflector.run(), f"watch of {reflector.resource.plural}")
         self._create_task(self._start_workers(), "start of reconcile workers")
         if self.services is not None:
             for number in range(self._settings.passes):
                 work = self.services.run(self._jobs_listed)
                 self._create_task(work, f"reconcile worker {number} of services")
+        self._create_task(self.sweeps.run(self._jobs_listed), "reconcile worker of sweeps")
         self._create_task(self.healer.run(), "GPU healer")
         return self
 
@@ -116,8 +120,8 @@ class Manager:
 
     @property
     def _all_workers(self) -> list[ReconcileWorkers]:
-        """The workers of jobs, and those of services if the operator serves models."""
-        return [self.workers, *([self.services.workers] if self.services is not None else ())]
+        """The workers of jobs and sweeps, and those of services if the operator serves models."""
+        return [self.workers, self.sweeps.workers, *([self.services.workers] if self.services is not None else ())]
 
     async def _start_workers(self) -> None:
         """Start the reconcile workers once all caches are filled."""

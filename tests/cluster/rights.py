@@ -22,6 +22,16 @@ class Right(NamedTuple):
     verb: str
 
 
+FOR_SWEEPS = frozenset(
+    {
+        Right("spotune.dev", "finetunejobs", "create"),
+        Right("spotune.dev", "finetunejobs", "patch"),
+        Right("spotune.dev", "finetunesweeps/status", "patch"),
+    }
+)
+"""Rights that only sweeps need: test_sweep.py uses them."""
+
+
 def granted(*values: str) -> set[Right]:
     """The rights that the chart grants with values such as `healing.cordon=true`."""
     roles = [found for found in rendered(*values) if found["kind"] in ("ClusterRole", "Role")]

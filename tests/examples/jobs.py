@@ -1,4 +1,4 @@
-"""The files of examples/: jobs, and services of their models."""
+"""The files of examples/: jobs, sweeps, and services of their models."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tests import ROOT
 EXAMPLES = ROOT / "examples"
 JOB_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "kind: FinetuneJob" in file.read_text())
 JOBS = {job.metadata.name: job for job in map(load_job, JOB_FILES)}
+SWEEP_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "kind: FinetuneSweep" in file.read_text())
 SERVICE_FILES = sorted(EXAMPLES.glob("serving/*.yaml"))
 PUBLISHED = [
     file for file in JOB_FILES if not (load_job(file).spec.training.has_user_code or file.parent.name == "text-to-sql")

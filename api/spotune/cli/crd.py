@@ -16,7 +16,7 @@ _LINE_LENGTH = 120
 def crd(
     output: Annotated[Literal["yaml", "json"], typer.Option(help="Output format.")] = "yaml",
 ) -> None:
-    """Print the CustomResourceDefinitions of FinetuneJobs and ModelServices, with which the API server validates them.
+    """Print the CustomResourceDefinitions, with which the API server validates objects of all kinds.
 
     Example: spotune crd | kubectl apply --server-side --filename=-
     """

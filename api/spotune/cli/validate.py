@@ -1,4 +1,4 @@
-"""`spotune validate`: checks files of FinetuneJobs and ModelServices, and the rows that a job learns from."""
+"""`spotune validate`: checks files of all kinds, and the rows that a job learns from."""
 
 from __future__ import annotations
 
@@ -14,17 +14,19 @@ from spotune.entry_points import find_import_problem
 from spotune.errors import JobError, Problem, UsageError
 from spotune.fingerprint import fingerprint
 from spotune.job import KIND, FinetuneJob
-from spotune.job_file.load import parse_job, parse_service, read_document_of_kind
+from spotune.job_file.load import parse_resource, read_document_of_kind
 from spotune.job_file.problems import parse_path
 from spotune.job_file.yaml_file import Document
 from spotune.service import SERVICE_KIND
+from spotune.sweep import SWEEP_KIND, FinetuneSweep
 
 _ALL = "all"
 
 
 def validate(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE.yaml...", help="Files to check: FinetuneJobs and ModelServices.")
+        list[Path],
+        typer.Argument(metavar="FILE.yaml...", help="Files to check: FinetuneJobs, ModelServices, FinetuneSweeps."),
     ],
     rows: Annotated[
         str, typer.Option(metavar="N|all", help="Raw rows to check of each source of a job, from the start; 0: none.")
@@ -34,18 +36,19 @@ def validate(
     ] = False,
     output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
-    """Validate files of FinetuneJobs and ModelServices: fields, values and combinations of values, and raw rows.
+    """Validate files of FinetuneJobs, ModelServices and FinetuneSweeps: fields, values, combinations, and raw rows.
 
     Rows of dataset.prepare and of a mixture that are on this machine are read and tokenized as by spotune shard. For
     each source the command says which rows were checked. Where training.code is a folder on this machine, the module
-    and the name of training.function are looked for in it, without running them.
+    and the name of training.function are looked for in it, without running them. Of a sweep, trials are checked with
+    every value of a list and with both ends of each range, and no rows are read.
 
     Example: spotune validate job.yaml
     """
     max_rows = _max_rows(rows)
     for file in files:
-        document = read_document_of_kind(file, KIND, SERVICE_KIND)
-        found = parse_job(document) if document.kind == KIND else parse_service(document)
+        document = read_document_of_kind(file, KIND, SERVICE_KIND, SWEEP_KIND)
+        found = parse_resource(document)
         content = {"file": str(file), "valid": True, "kind": found.kind, "name": found.metadata.name}
         lines = [f"{file}: valid ({found.metadata.name})"]
         if isinstance(found, FinetuneJob):
@@ -54,6 +57,9 @@ def validate(
             content |= {"fingerprint": digest, "rows": [check.as_json() for check in checks]}
             lines = [f"{file}: valid ({found.metadata.name}, fingerprint {digest[:8]})"]
             lines += [f"  {check}" for check in checks]
+        elif isinstance(found, FinetuneSweep):
+            content |= {"trials": found.spec.num_trials}
+            lines = [f"{file}: valid ({found.metadata.name}, {found.spec.num_trials} trials)"]
         typer.echo(json.dumps(content) if output == "json" else "\n".join(lines))
 
 

@@ -1,4 +1,4 @@
-"""The CustomResourceDefinitions, generated from the models in ``spotune.job`` and ``spotune.service``.
+"""The CustomResourceDefinitions, generated from the models of the custom resources.
 
 With them, the API server rejects what the models reject, with a message that names the field. The operator validates
 every object with the models as well, as the API server cannot check everything. The differences are:
@@ -8,18 +8,23 @@ every object with the models as well, as the API server cannot check everything.
 - ``retry.backoff.initial`` at most ``max``: the API server skips the check if one of them uses days, which CEL
   durations do not support.
 - A duration of more than 64 characters: the models accept it, the API server needs a maximum length for its rules.
+- ``values`` of a sweep's parameter: Kubernetes has no schema for them, so only the models check them.
+- The trials of a sweep: only the models apply its parameters to its template.
 - An empty field or section in the file (``adapter:``): the API server drops it or fills in its defaults.
 """
 
 from spotune.crd.definition import (
     CUSTOM_RESOURCES,
     FINETUNE_JOBS,
+    FINETUNE_SWEEPS,
     GROUP,
     MODEL_SERVICES,
     PLURAL,
     SERVICE_PLURAL,
     SERVICE_SHORT_NAME,
     SHORT_NAME,
+    SWEEP_PLURAL,
+    SWEEP_SHORT_NAME,
     VERSION,
     CustomResource,
     custom_resource_definition,
@@ -29,12 +34,15 @@ from spotune.crd.definition import (
 __all__ = [
     "CUSTOM_RESOURCES",
     "FINETUNE_JOBS",
+    "FINETUNE_SWEEPS",
     "GROUP",
     "MODEL_SERVICES",
     "PLURAL",
     "SERVICE_PLURAL",
     "SERVICE_SHORT_NAME",
     "SHORT_NAME",
+    "SWEEP_PLURAL",
+    "SWEEP_SHORT_NAME",
     "VERSION",
     "CustomResource",
     "custom_resource_definition",

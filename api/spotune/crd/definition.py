@@ -10,9 +10,11 @@ from spotune.crd.cel_rules import Rule
 from spotune.crd.job_rules import JOB_RULES
 from spotune.crd.service_rules import SERVICE_RULES
 from spotune.crd.structural_schema import Schema, structural_schema, without_defaults
+from spotune.crd.sweep_rules import SWEEP_RULES
 from spotune.custom_resource import API_VERSION
 from spotune.job import KIND, FinetuneJob
 from spotune.service import SERVICE_KIND, ModelService
+from spotune.sweep import SWEEP_KIND, FinetuneSweep
 
 GROUP: Final = API_VERSION.partition("/")[0]
 VERSION: Final = API_VERSION.partition("/")[2]
@@ -20,6 +22,8 @@ PLURAL: Final = "finetunejobs"
 SHORT_NAME: Final = "ftj"
 SERVICE_PLURAL: Final = "modelservices"
 SERVICE_SHORT_NAME: Final = "ms"
+SWEEP_PLURAL: Final = "finetunesweeps"
+SWEEP_SHORT_NAME: Final = "ftsweep"
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,26 @@ MODEL_SERVICES: Final = CustomResource(
         Column("Image", "string", ".status.image", wide=True),
     ),
 )
-CUSTOM_RESOURCES: Final = (FINETUNE_JOBS, MODEL_SERVICES)
+FINETUNE_SWEEPS: Final = CustomResource(
+    kind=SWEEP_KIND,
+    model=FinetuneSweep,
+    rules=SWEEP_RULES,
+    plural=SWEEP_PLURAL,
+    short_name=SWEEP_SHORT_NAME,
+    columns=(
+        Column("Phase", "string", ".status.phase"),
+        Column("Running", "integer", ".status.counts.running"),
+        Column("Complete", "integer", ".status.counts.complete"),
+        Column("Pruned", "integer", ".status.counts.pruned"),
+        Column("Failed", "integer", ".status.counts.failed"),
+        Column("Waiting", "integer", ".status.counts.waiting"),
+        Column("Best", "string", ".status.best.name"),
+        Column("Value", "number", ".status.best.value"),
+        Column("GPU hours", "number", ".status.gpuHours"),
+        _AGE,
+    ),
+)
+CUSTOM_RESOURCES: Final = (FINETUNE_JOBS, MODEL_SERVICES, FINETUNE_SWEEPS)
 """All kinds that spotune defines."""
 
 

@@ -29,6 +29,8 @@ _COPIED_KEYWORDS = (
     "format",
     "minItems",
     "maxItems",
+    "minProperties",
+    "maxProperties",
     "minLength",
     "maxLength",
     "minimum",

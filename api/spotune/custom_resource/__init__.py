@@ -1,4 +1,4 @@
-"""What the custom resources FinetuneJob and ModelService share: base classes, metadata, pods and conditions."""
+"""What the custom resources share: base classes, metadata, pods and conditions."""
 
 from spotune.custom_resource.base import API_VERSION, SecretKeyRef, Section, Source
 from spotune.custom_resource.metadata import Metadata

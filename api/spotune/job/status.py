@@ -109,7 +109,10 @@ class FinetuneJobStatus(StatusSection):
     eval_loss: float | None = None
     """Loss of the last evaluation. When the model is trained, it is that of the exported model."""
     eval_scores: dict[str, float] | None = None
-    """Scores of the last evaluation by metric. When the model is trained, they are those of the exported model."""
+    """Scores of the last evaluation by metric. When the model is trained, they are those of the exported model. With
+    training.function: the numbers that the function reported last, except loss and epoch."""
+    eval_step: int | None = None
+    """Completed optimizer steps before that evaluation."""
     best: BestStatus | None = None
     """The best evaluation, whose checkpoint is kept."""
     tokens_per_second: float | None = None

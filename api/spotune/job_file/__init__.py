@@ -1,1 +1,1 @@
-"""Reads files of FinetuneJobs and ModelServices: YAML with line numbers, validation, and clear error messages."""
+"""Reads files of custom resources: YAML with line numbers, validation, and clear error messages."""

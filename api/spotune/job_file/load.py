@@ -1,4 +1,4 @@
-"""Loads a FinetuneJob or a ModelService from a YAML file.
+"""Loads a FinetuneJob, a ModelService or a FinetuneSweep from a YAML file.
 
 Errors name file, line, field, the given value and the allowed values.
 """
@@ -13,10 +13,12 @@ from spotune.custom_resource import API_VERSION
 from spotune.errors import JobError, Problem, UsageError
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.problems import describe_problems, dotted, parse_path
+from spotune.job_file.trials import trial_problems
 from spotune.job_file.yaml_file import Document, FieldPath, read_documents
 from spotune.service import SERVICE_KIND, ModelService
+from spotune.sweep import SWEEP_KIND, FinetuneSweep
 
-Resource = TypeVar("Resource", FinetuneJob, ModelService)
+Resource = TypeVar("Resource", FinetuneJob, ModelService, FinetuneSweep)
 
 SOURCE_FIELDS = (
     "spec.model.source",
@@ -54,15 +56,24 @@ def load_service(path: str | Path) -> ModelService:
     return parse_service(read_document_of_kind(path, SERVICE_KIND))
 
 
-def load_job_or_service(path: str | Path) -> FinetuneJob | ModelService:
-    """Read one FinetuneJob or one ModelService from a YAML file.
+def load_sweep(path: str | Path) -> FinetuneSweep:
+    """Read one FinetuneSweep from a YAML file.
+
+    Raises:
+        UsageError: The file does not exist.
+        JobError: The file is not YAML, not exactly one FinetuneSweep, or invalid; ``problems`` lists all errors.
+    """
+    return parse_sweep(read_document_of_kind(path, SWEEP_KIND))
+
+
+def load_resource(path: str | Path) -> FinetuneJob | ModelService | FinetuneSweep:
+    """Read one FinetuneJob, ModelService or FinetuneSweep from a YAML file.
 
     Raises:
         UsageError: The file does not exist.
         JobError: The file is not YAML, not exactly one object of these kinds, or invalid; ``problems`` lists all.
     """
-    document = read_document_of_kind(path, KIND, SERVICE_KIND)
-    return parse_job(document) if document.kind == KIND else parse_service(document)
+    return parse_resource(read_document_of_kind(path, KIND, SERVICE_KIND, SWEEP_KIND))
 
 
 def read_job_file(path: str | Path) -> Document:
@@ -111,6 +122,30 @@ def parse_service(document: Document) -> ModelService:
     return _parse(document, ModelService)
 
 
+def parse_sweep(document: Document) -> FinetuneSweep:
+    """Validate a document of the kind FinetuneSweep, and jobs of its trials.
+
+    Raises:
+        JobError: The document or a trial is invalid; ``problems`` lists all errors.
+    """
+    sweep = _parse(document, FinetuneSweep)
+    problems = trial_problems(sweep, document)
+    if problems:
+        raise JobError(problems=problems)
+    return sweep
+
+
+def parse_resource(document: Document) -> FinetuneJob | ModelService | FinetuneSweep:
+    """Validate a document of any kind.
+
+    Raises:
+        JobError: The document is invalid; ``problems`` lists all errors.
+    """
+    if document.kind == SWEEP_KIND:
+        return parse_sweep(document)
+    return parse_service(document) if document.kind == SERVICE_KIND else parse_job(document)
+
+
 def _parse(document: Document, model: type[Resource]) -> Resource:
     try:
         return model.model_validate(document.content, by_alias=True, by_name=False)
@@ -120,7 +155,7 @@ def _parse(document: Document, model: type[Resource]) -> Resource:
 
 def _single_document(documents: list[Document], file: str, kinds: Sequence[str]) -> Document:
     """Return the only document of a file; raise JobError unless it has one of the kinds and our apiVersion."""
-    allowed = " or ".join(kinds)
+    allowed = _alternatives(kinds)
     if len(documents) != 1:
         found = ", ".join(str(document.kind or "no kind") for document in documents)
         message = (
@@ -136,9 +171,14 @@ def _single_document(documents: list[Document], file: str, kinds: Sequence[str])
         given = document.content.get(field)
         if given not in expected:
             found = f"is {given!r}" if field in document.content else "is missing"
-            message = f"{found}; expected {field}: {' or '.join(expected)}"
+            message = f"{found}; expected {field}: {_alternatives(expected)}"
             raise JobError(problems=[Problem(message, field, file, document.line((field,)))])
     return document
+
+
+def _alternatives(names: Sequence[str]) -> str:
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def replace_fields(resource: Resource, values: Mapping[str, Any]) -> Resource:

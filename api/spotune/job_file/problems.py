@@ -1,9 +1,9 @@
 """Turns Pydantic's validation errors into messages with field path, given and allowed values, and the nearest name."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -89,10 +89,14 @@ def _expected(details: ErrorDetails) -> str:
         bound = next(value for name, value in context.items() if name in ("gt", "ge", "lt", "le"))
         return f"{_BOUNDS[kind]} {bound:g}" if isinstance(bound, float) else f"{_BOUNDS[kind]} {bound}"
     if kind == "too_short":
-        return f"a list of at least {context['min_length']}"
+        return f"{_collection(context)} of at least {context['min_length']}"
     if kind == "too_long":
-        return f"a list of at most {context['max_length']}"
+        return f"{_collection(context)} of at most {context['max_length']}"
     return _TYPE_NAMES.get(kind) or details["msg"]
+
+
+def _collection(context: Mapping[str, Any]) -> str:
+    return "a mapping" if context.get("field_type") == "Dictionary" else "a list"
 
 
 def _as_yaml(given: Any) -> str:
@@ -135,9 +139,13 @@ def _unknown_field(path: FieldPath, model: type[BaseModel]) -> str:
 def _fields_at(path: FieldPath, model: type[BaseModel]) -> dict[str, Any]:
     """The fields of the section at ``path``: annotations by camelCase name."""
     section: type[BaseModel] | None = model
+    is_key = False
     for part in (part for part in path if isinstance(part, str)):
-        fields = _fields_of(section) if section else {}
-        section = _section_in(fields.get(part))
+        if is_key:  # of a mapping whose values are sections
+            is_key = False
+            continue
+        annotation = (_fields_of(section) if section else {}).get(part)
+        section, is_key = _section_in(annotation), get_origin(annotation) is dict
     return _fields_of(section) if section else {}
 
 

@@ -2,7 +2,13 @@
 {{- define "spotune.rulesOfNamespaces" -}}
 - apiGroups: [spotune.dev]
   resources: [finetunejobs]
+  verbs: [list, watch, create, patch] # create and patch: trials of FinetuneSweeps
+- apiGroups: [spotune.dev]
+  resources: [finetunesweeps]
   verbs: [list, watch]
+- apiGroups: [spotune.dev]
+  resources: [finetunesweeps/status]
+  verbs: [patch]
 - apiGroups: [spotune.dev]
   resources: [finetunejobs/status]
   verbs: [patch]

@@ -15,6 +15,7 @@ from spotune.errors import UsageError
 if TYPE_CHECKING:
     from spotune.job import FinetuneJob
     from spotune.service import ClaimSource, ModelService
+    from spotune.sweep import FinetuneSweep
     from spotune_operator.children.serving.resolved_service import ModelLocation
     from spotune_operator.providers import Provider
 
@@ -23,7 +24,9 @@ _FINGERPRINT: Final = "FINGERPRINT"
 
 
 def render(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="File with a FinetuneJob or a ModelService.")],
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE.yaml", help="File with a FinetuneJob, a ModelService or a FinetuneSweep.")
+    ],
     provider: Annotated[
         Literal["aks", "gke", "eks", "none"] | None,
         typer.Option(help="Overrides cluster.provider. auto means none here, because no cluster is queried."),
@@ -35,7 +38,7 @@ def render(
     ] = None,
     output: Annotated[Literal["yaml", "json"], typer.Option(help="YAML documents, or one List as JSON.")] = "yaml",
 ) -> None:
-    """Print the Kubernetes objects that the operator would apply for a FinetuneJob or a ModelService.
+    """Print the Kubernetes objects that the operator would apply for a FinetuneJob, ModelService or FinetuneSweep.
 
     It needs no cluster. The objects have no owner references.
 
@@ -45,19 +48,26 @@ def render(
     The output for a service is that after its FinetuneJobs have finished. Only the operator knows where they wrote
     their models: the text FINGERPRINT stands in the paths for the fingerprint of the job.
 
+    The output for a sweep is the FinetuneJobs of the trials that start first: spec.maxConcurrent of them.
+
     Example: spotune render job.yaml --provider aks | kubectl apply --dry-run=server --filename -
     """
     from spotune.job import FinetuneJob
-    from spotune.job_file.load import load_job_or_service, replace_fields
+    from spotune.job_file.load import load_resource, replace_fields
+    from spotune.sweep import FinetuneSweep
 
     changes = {
         "spec.cluster.provider": provider,
         "spec.cluster.image": image,
         "spec.storage.storageClassName": storage_class,
     }
-    parsed = load_job_or_service(file)
+    parsed = load_resource(file)
     given = {path: value for path, value in changes.items() if value is not None}
-    if isinstance(parsed, FinetuneJob):
+    if isinstance(parsed, FinetuneSweep):
+        if given:
+            raise UsageError("--provider, --image and --storage-class are for jobs: change spec.template of the sweep")
+        children = _children_of_sweep(parsed)
+    elif isinstance(parsed, FinetuneJob):
         children = _children_of_job(replace_fields(parsed, given))
     elif storage_class is not None:
         raise UsageError("--storage-class is for FinetuneJobs: a ModelService creates no volume")
@@ -73,6 +83,24 @@ def _children_of_job(job: FinetuneJob) -> list[dict[str, Any]]:
 
     workers = 0 if job.spec.prepares_data else job.spec.workers.count
     return build_children(resolve(job, _provider(job.spec.cluster.provider)), Replicas(workers))
+
+
+def _children_of_sweep(sweep: FinetuneSweep) -> list[dict[str, Any]]:
+    from spotune.sweep import FinetuneSweepStatus
+    from spotune_operator.settings import Settings
+    from spotune_operator.sweeps.decide import decide_sweep
+    from spotune_operator.sweeps.state import ObservedSweep
+
+    decision = decide_sweep(
+        sweep,
+        uid="",
+        generation=0,
+        previous=FinetuneSweepStatus(),
+        observed=ObservedSweep(),
+        now=0.0,
+        settings=Settings(),
+    )
+    return list(decision.create)
 
 
 def _children_of_service(service: ModelService) -> list[dict[str, Any]]:
@@ -109,7 +137,7 @@ def _provider(name: str) -> Provider:
 
 
 def operator() -> None:
-    """Run the operator: watch FinetuneJobs and ModelServices and manage their Ray clusters, until SIGTERM.
+    """Run the operator: watch FinetuneJobs and other kinds, and manage their Ray clusters, until SIGTERM.
 
     In a pod it uses the pod's service account, elsewhere KUBECONFIG. Settings are environment variables such as
     SPOTUNE_OPERATOR_IMAGE; an unknown name is an error that lists all of them. Probes and metrics are served on :8080

@@ -60,6 +60,7 @@ class Resource:
 
 JOBS = Resource("spotune.dev/v1alpha1", "FinetuneJob", "finetunejobs")
 SERVICES = Resource("spotune.dev/v1alpha1", "ModelService", "modelservices")
+SWEEPS = Resource("spotune.dev/v1alpha1", "FinetuneSweep", "finetunesweeps")
 CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
@@ -212,8 +213,7 @@ class Kube:
         """List pods by selectors, without a cache; for rare requests."""
         parameters = {"labelSelector": labels, "fieldSelector": fields}
         found = await self._json("GET", PODS.path(namespace), {n: v for n, v in parameters.items() if v})
-        items: list[Manifest] = found["items"]
-        return items
+        return list(found["items"])
 
     async def serves(self, resource: Resource) -> bool:
         """Whether the API server serves a kind; a new CRD is served after a moment."""

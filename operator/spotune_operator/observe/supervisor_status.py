@@ -178,6 +178,7 @@ class ProgressResponse(_LenientModel):
     loss: float | None = None
     eval_loss: float | None = None
     eval_scores: Annotated[dict[str, float], BeforeValidator(_scores)] | None = None
+    eval_step: Count | None = None
     best: BestResponse | None = None
     stopped_early: Text = ""
     export_problem: Text = ""

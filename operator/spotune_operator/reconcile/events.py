@@ -67,7 +67,7 @@ def job_events(
         count = getattr(status.restarts, cause)
         if count > getattr(previous.restarts, cause):
             step = f"; training continues from step {status.last_checkpoint.step}" if status.last_checkpoint else ""
-            yield _event(involved, "Restarted", f"{description}{step}", now, (cause, str(count)), warning=True)
+            yield event_manifest(involved, "Restarted", f"{description}{step}", now, (cause, str(count)), warning=True)
 
 
 def condition_events(
@@ -95,7 +95,7 @@ def condition_events(
             messages.add(message)
             since = earlier.last_transition_time if earlier is not None else ""
             about = (condition.type, since, message) if condition.type == _ROLLED_OUT else (condition.type, since)
-            yield _event(involved, condition.reason, message, now, about, warning=warning)
+            yield event_manifest(involved, condition.reason, message, now, about, warning=warning)
 
 
 def _is_notable(before: Condition | None, now: Condition) -> bool:
@@ -112,9 +112,19 @@ def _is_notable(before: Condition | None, now: Condition) -> bool:
     return was or now.status == "True" or (now.type == "Suspended" and now.status == "Unknown")
 
 
-def _event(
+def event_manifest(
     involved: Involved, reason: str, message: str, now: float, about: tuple[str, ...], *, warning: bool
 ) -> dict[str, Any]:
+    """A ``v1.Event``.
+
+    Args:
+        involved: The object that it is about.
+        reason: One word in CamelCase.
+        message: A sentence for people.
+        now: Unix time.
+        about: What happened, for its name: the same event has the same name.
+        warning: Whether a person may have to act.
+    """
     time = rfc3339(now)
     return {
         "apiVersion": "v1",

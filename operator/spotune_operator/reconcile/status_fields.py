@@ -13,7 +13,9 @@ from spotune_operator.observe.state import Pod
 from spotune_operator.observe.supervisor_status import ProgressResponse
 from spotune_operator.reconcile.desired_state import ReconcileContext
 
-_LAST_KNOWN: Final = (*("generation", "step", "total_steps", "eval_loss", "eval_scores", "steps_lost", "goodput"),)
+_LAST_KNOWN: Final = (
+    *("generation", "step", "total_steps", "eval_loss", "eval_scores", "eval_step", "steps_lost", "goodput"),
+)
 """Fields that keep their last value while the response has none."""
 _WHILE_TRAINING: Final = ("tokens_per_second", "mfu")
 """Fields that are set only during training."""

@@ -17,8 +17,8 @@ _context: ContextVar[dict[str, str]] = ContextVar("context")
 
 
 @contextmanager
-def log_context(key: JobKey, kind: Literal["job", "service"] = "job") -> Iterator[None]:
-    """Add namespace and name of this job or service to everything logged within the block."""
+def log_context(key: JobKey, kind: Literal["job", "service", "sweep"] = "job") -> Iterator[None]:
+    """Add namespace and name of this object to everything logged within the block."""
     token = _context.set({"namespace": key[0], kind: key[1]})
     try:
         yield

@@ -29,8 +29,8 @@ class ReconcileWorkers:
         metrics: Counts reconciles that fail, and measures all of them.
     """
 
-    def __init__(self, kind: Literal["job", "service"], settings: Settings, metrics: Metrics) -> None:
-        self._kind: Literal["job", "service"] = kind
+    def __init__(self, kind: Literal["job", "service", "sweep"], settings: Settings, metrics: Metrics) -> None:
+        self._kind: Literal["job", "service", "sweep"] = kind
         self._settle_seconds = settings.settle_seconds
         self._metrics = metrics
         self._queue: WorkQueue[JobKey] = WorkQueue(settings.retry_seconds, settings.retry_max_seconds)

@@ -17,18 +17,30 @@ from spotune.crd.structural_schema import INT_OR_STRING, PRESERVE_UNKNOWN_FIELDS
 from spotune.custom_resource.base import Section
 from spotune.job import FinetuneJobSpec
 from spotune.job.dataset import ColumnTemplate
-from spotune.job_file.load import load_job_or_service, read_document_of_kind
+from spotune.job_file.load import load_resource, read_document_of_kind
 from spotune.service import ModelServiceSpec
 from tests import ROOT
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
 from tests.api.support.service_files import FULL_SERVICE_FILE, SERVICE_FILE
+from tests.api.support.sweep_files import FULL_SWEEP_FILE, SWEEP_FILE
 from tests.command_line import run_spotune
 
 MANIFEST = ROOT / "manifests" / "crd.yaml"
 EXAMPLE = ROOT / "examples" / "text-to-sql" / "finetunejob.yaml"
 KEYWORDS = {
     *("type", "description", "default", "enum", "format", "pattern", "required", "properties", "additionalProperties"),
-    *("items", "minItems", "maxItems", "maxLength", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
+    *(
+        "items",
+        "minItems",
+        "maxItems",
+        "minProperties",
+        "maxProperties",
+        "maxLength",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+    ),
     *(INT_OR_STRING, PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, "x-kubernetes-list-type", "x-kubernetes-list-map-keys"),
 }
 Schema = dict[str, Any]
@@ -39,7 +51,21 @@ VERSIONS: dict[str, Schema] = {
     kind: custom_resource_definition(resource)["spec"]["versions"][0] for kind, resource in KINDS.items()
 }
 SCHEMAS: dict[str, Schema] = {kind: version["schema"]["openAPIV3Schema"] for kind, version in VERSIONS.items()}
-JOB, SERVICE = SCHEMAS["FinetuneJob"], SCHEMAS["ModelService"]
+JOB, SERVICE, SWEEP = SCHEMAS["FinetuneJob"], SCHEMAS["ModelService"], SCHEMAS["FinetuneSweep"]
+
+UNTYPED = {
+    ".spec.execution.gradientCheckpointing",
+    ".spec.execution.compile",
+    ".spec.checkpoint.peerCopy",
+    ".spec.adapter.lora.targetModules",
+}
+"""Fields of a job that are a text or something else."""
+MAPPINGS = {
+    *(".spec.workers.podTemplate", ".spec.head.podTemplate"),
+    *(".spec.serving.podTemplate", ".spec.serving.gateway.podTemplate"),
+    ".spec.training.config",
+}
+"""Fields of a job that take any mapping."""
 
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -102,8 +128,9 @@ def test_the_manifest_holds_a_document_for_every_kind(capsys: pytest.CaptureFixt
     assert [document["metadata"]["name"] for document in documents] == [
         "finetunejobs.spotune.dev",
         "modelservices.spotune.dev",
+        "finetunesweeps.spotune.dev",
     ]
-    assert [document["spec"]["names"]["shortNames"] for document in documents] == [["ftj"], ["ms"]]
+    assert [document["spec"]["names"]["shortNames"] for document in documents] == [["ftj"], ["ms"], ["ftsweep"]]
 
 
 def test_json_is_a_list_that_kubectl_applies_with_the_content_of_the_yaml(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,41 +169,35 @@ def test_it_has_only_what_a_structural_schema_may_have(kind: str) -> None:
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        (
-            JOB,
-            {
-                ".spec.execution.gradientCheckpointing",
-                ".spec.execution.compile",
-                ".spec.checkpoint.peerCopy",
-                ".spec.adapter.lora.targetModules",
-            },
-        ),
+        (JOB, UNTYPED),
         (SERVICE, set()),
+        (SWEEP, {f".spec.template{path}" for path in UNTYPED} | {".spec.parameters[].values[]"}),
     ],
     ids=KINDS,
 )
 def test_every_schema_has_a_type_or_a_substitute_for_it(schema: Schema, expected: set[str]) -> None:
-    untyped = {path for path, found in all_schemas(schema) if "type" not in found and INT_OR_STRING not in found}
-    assert untyped == expected
-    assert all("enum" in at(path, schema) or "items" in at(path, schema) for path in untyped)
+    untyped = {path: found for path, found in all_schemas(schema) if "type" not in found and INT_OR_STRING not in found}
+    assert set(untyped) == expected
+    values = {".spec.parameters[].values[]"}
+    assert all("enum" in found or "items" in found for path, found in untyped.items() if path not in values)
 
 
 @pytest.mark.parametrize(
     ("schema", "templates"),
     [
+        (JOB, MAPPINGS),
+        (SERVICE, {".spec.podTemplate", ".spec.gateway.podTemplate"}),
         (
-            JOB,
+            SWEEP,
             {
-                *(".spec.workers.podTemplate", ".spec.head.podTemplate"),
-                *(".spec.serving.podTemplate", ".spec.serving.gateway.podTemplate"),
-                ".spec.training.config",
+                *(f".spec.template{path}" for path in MAPPINGS),
+                *(".status.best.parameters", ".status.trials[].parameters"),
             },
         ),
-        (SERVICE, {".spec.podTemplate", ".spec.gateway.podTemplate"}),
     ],
     ids=KINDS,
 )
-def test_only_pod_templates_and_the_argument_of_a_function_take_any_mapping(
+def test_only_pod_templates_arguments_and_recorded_parameters_take_any_mapping(
     schema: Schema, templates: set[str]
 ) -> None:
     found = {
@@ -209,13 +230,13 @@ def test_an_unsupported_union_stops_the_generator() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [JOB_FILE, FULL_JOB_FILE, EXAMPLE.read_text(), SERVICE_FILE, FULL_SERVICE_FILE],
-    ids=["small-job", "full-job", "text-to-sql", "small-service", "full-service"],
+    [JOB_FILE, FULL_JOB_FILE, EXAMPLE.read_text(), SERVICE_FILE, FULL_SERVICE_FILE, SWEEP_FILE, FULL_SWEEP_FILE],
+    ids=["small-job", "full-job", "text-to-sql", "small-service", "full-service", "small-sweep", "full-sweep"],
 )
 def test_defaults_are_those_of_the_models(text: str, tmp_path: Path) -> None:
     file = tmp_path / "file.yaml"
     file.write_text(text)
-    loaded = load_job_or_service(file)
+    loaded = load_resource(file)
     spec = with_defaults(read_document_of_kind(file, *KINDS).content["spec"], at(".spec", SCHEMAS[loaded.kind]))
     validated = type(loaded.spec).model_validate(spec)
     assert validated == loaded.spec
@@ -239,6 +260,11 @@ def test_the_default_status_is_not_observed_yet(kind: str) -> None:
             ["Phase", "Replicas", "Model", "Requests/s", "First token (ms)", "URL", "Age"],
             ["Location", "RayService", "Image"],
         ),
+        (
+            "FinetuneSweep",
+            ["Phase", "Running", "Complete", "Pruned", "Failed", "Waiting", "Best", "Value", "GPU hours", "Age"],
+            [],
+        ),
     ],
 )
 def test_columns_show_fields_that_exist(kind: str, columns: list[str], wide: list[str]) -> None:
@@ -251,7 +277,7 @@ def test_columns_show_fields_that_exist(kind: str, columns: list[str], wide: lis
     ]
 
 
-@pytest.mark.parametrize(("kind", "count"), [("FinetuneJob", 50), ("ModelService", 15)])
+@pytest.mark.parametrize(("kind", "count"), [("FinetuneJob", 50), ("ModelService", 15), ("FinetuneSweep", 70)])
 def test_rules_name_existing_fields_and_have_a_remedy(kind: str, count: int) -> None:
     rules = [(schema, rule) for _, schema in all_schemas(SCHEMAS[kind]) for rule in schema.get(VALIDATIONS, [])]
     assert len(rules) > count

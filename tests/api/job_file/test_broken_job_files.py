@@ -88,33 +88,41 @@ NOT_A_JOB = [
         "list",
         JOB_FILE,
         "- a\n",
-        f": is not a FinetuneJob or ModelService: it holds a list, {NOT_A_MAPPING}",
+        f": is not a FinetuneJob, ModelService or FinetuneSweep: it holds a list, {NOT_A_MAPPING}",
     ),
     (
         "text",
         JOB_FILE,
         "spotune\n",
-        f": is not a FinetuneJob or ModelService: it holds a single value, {NOT_A_MAPPING}",
+        f": is not a FinetuneJob, ModelService or FinetuneSweep: it holds a single value, {NOT_A_MAPPING}",
     ),
     (
         "two jobs",
         JOB_FILE,
         f"{JOB_FILE}---\n{JOB_FILE}",
-        ": holds 2 YAML documents (FinetuneJob, FinetuneJob); give one FinetuneJob or ModelService per file",
+        (
+            ": holds 2 YAML documents (FinetuneJob, FinetuneJob); "
+            "give one FinetuneJob, ModelService or FinetuneSweep per file"
+        ),
     ),
     (
         "another document",
         JOB_FILE,
         f"a: 1\n---\n{JOB_FILE}",
-        ": holds 2 YAML documents (no kind, FinetuneJob); give one FinetuneJob or ModelService per file",
+        ": holds 2 YAML documents (no kind, FinetuneJob); give one FinetuneJob, ModelService or FinetuneSweep per file",
     ),
     (
         "another kind",
         "kind: FinetuneJob",
         "kind: RayCluster",
-        ":2: kind: is 'RayCluster'; expected kind: FinetuneJob or ModelService",
+        ":2: kind: is 'RayCluster'; expected kind: FinetuneJob, ModelService or FinetuneSweep",
     ),
-    ("no kind", "kind: FinetuneJob\n", "", ":1: kind: is missing; expected kind: FinetuneJob or ModelService"),
+    (
+        "no kind",
+        "kind: FinetuneJob\n",
+        "",
+        ":1: kind: is missing; expected kind: FinetuneJob, ModelService or FinetuneSweep",
+    ),
     (
         "another version",
         "v1alpha1",

@@ -13,7 +13,7 @@ from spotune.job import FinetuneJob
 from spotune.job_file.load import (
     SOURCE_FIELDS,
     load_job,
-    load_job_or_service,
+    load_resource,
     load_service,
     parse_job,
     parse_service,
@@ -24,8 +24,10 @@ from spotune.job_file.load import (
 )
 from spotune.job_file.yaml_file import Document
 from spotune.service import ModelService
+from spotune.sweep import FinetuneSweep
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE, a_job
 from tests.api.support.service_files import SERVICE_FILE, a_service
+from tests.api.support.sweep_files import SWEEP_FILE
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -87,9 +89,11 @@ def test_a_job_that_did_not_come_from_a_file_names_the_field_alone() -> None:
         parse_job(Document(content))
 
 
-@pytest.mark.parametrize(("text", "model"), [(JOB_FILE, FinetuneJob), (SERVICE_FILE, ModelService)])
+@pytest.mark.parametrize(
+    ("text", "model"), [(JOB_FILE, FinetuneJob), (SERVICE_FILE, ModelService), (SWEEP_FILE, FinetuneSweep)]
+)
 def test_a_file_is_read_as_what_its_kind_says(text: str, model: type[BaseModel], tmp_path: Path) -> None:
-    assert type(load_job_or_service(written(tmp_path, text))) is model
+    assert type(load_resource(written(tmp_path, text))) is model
 
 
 @pytest.mark.parametrize(
@@ -98,14 +102,17 @@ def test_a_file_is_read_as_what_its_kind_says(text: str, model: type[BaseModel],
         (load_job, SERVICE_FILE, r"job\.yaml:2: kind: is 'ModelService'; expected kind: FinetuneJob$"),
         (load_service, JOB_FILE, r"job\.yaml:2: kind: is 'FinetuneJob'; expected kind: ModelService$"),
         (
-            load_job_or_service,
+            load_resource,
             JOB_FILE.replace("FinetuneJob", "RayJob"),
-            r"job\.yaml:2: kind: is 'RayJob'; expected kind: FinetuneJob or ModelService$",
+            r"job\.yaml:2: kind: is 'RayJob'; expected kind: FinetuneJob, ModelService or FinetuneSweep$",
         ),
         (
-            load_job_or_service,
+            load_resource,
             f"{JOB_FILE}---\n{SERVICE_FILE}",
-            r"holds 2 YAML documents \(FinetuneJob, ModelService\); give one FinetuneJob or ModelService per file$",
+            (
+                r"holds 2 YAML documents \(FinetuneJob, ModelService\); "
+                r"give one FinetuneJob, ModelService or FinetuneSweep per file$"
+            ),
         ),
         (load_service, "- a\n", r"job\.yaml: is not a ModelService: it holds a list"),
         (load_service, SERVICE_FILE.replace("v1alpha1", "v1"), r"expected apiVersion: spotune\.dev/v1alpha1$"),

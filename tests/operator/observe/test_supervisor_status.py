@@ -121,9 +121,10 @@ def test_scores_are_limited_to_numbers_by_name() -> None:
 
 def test_scores_stay_in_the_status_until_new_ones_arrive() -> None:
     scenario = training_scenario()
-    scenario.trains(step=20, evalScores={"exactMatch": 0.123456789, "bleu": 41})
+    scenario.trains(step=20, evalStep=10, evalScores={"exactMatch": 0.123456789, "bleu": 41})
     scenario.decide()
     assert scenario.status.eval_scores == {"exactMatch": 0.12346, "bleu": 41.0}
+    assert scenario.status.eval_step == 10
     scenario.trains(step=21, evalScores=None)
     scenario.decide()
     assert scenario.status.eval_scores == {"exactMatch": 0.12346, "bleu": 41.0}

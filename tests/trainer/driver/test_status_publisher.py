@@ -24,7 +24,7 @@ KEYS = {
     *("gradNorm", "evalLoss", "tokensPerSecond", "samplesPerSecond", "mfu", "etaSeconds", "workers", "lastCheckpoint"),
     *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds", "checkpointProblem"),
     *("heartbeatSeconds", "dataLeftOut", "adopting"),
-    *("skippedSteps", "evalScores", "evalBySource", "best", "stoppedEarly", "exportProblem", "exportStep"),
+    *("skippedSteps", "evalScores", "evalStep", "evalBySource", "best", "stoppedEarly", "exportProblem", "exportStep"),
     "harnessProblem",
     *("goodput", "goodputParts"),
 }

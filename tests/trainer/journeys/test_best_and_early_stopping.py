@@ -126,6 +126,7 @@ def test_best_checkpoint_is_kept_and_exported(undisturbed: Finished) -> None:
     assert ExportManifest.read(directory.export).step == BEST
     assert progress["stoppedEarly"] == result.summary["stoppedEarly"]
     assert progress["evalLoss"] == result.summary["evalLoss"]
+    assert progress["evalStep"] == BEST, "of the evaluation that the scores are of"
 
 
 class KilledBeforeEvaluation(Worker):

@@ -222,3 +222,15 @@ def test_steps_that_a_full_volume_refuses_are_written_later(tmp_path: Path, monk
         reporter.sync()
     assert [line["step"] for line in files.read_lines(logs.steps)] == [3, 4, 5]
     assert [line["event"] for line in files.read_lines(logs.events)] == ["restored"]
+
+
+def test_numbers_that_a_function_reports_are_scores_of_their_step(logs: GenerationLogs) -> None:
+    times: dict[str, Any] = {"seconds": 1.0, "productive_seconds": 1.0, "total_steps": None, "world_size": 1}
+    with ProgressReporter(logs, 0, 60) as reporter:
+        reporter.record_report(generation=1, step=10, metrics={"loss": 2.0, "accuracy": 0.5, "f1": 0.25}, **times)
+        reporter.record_report(generation=1, step=20, metrics={"loss": 1.0, "epoch": 2.0, "accuracy": 0.75}, **times)
+        reporter.record_report(generation=1, step=30, metrics={"loss": 0.5, "epoch": 3.0}, **times)
+    found = progress(logs)
+    assert (found["step"], found["loss"], found["epoch"]) == (30, 0.5, 3.0)
+    assert found["evalScores"] == {"accuracy": 0.75, "f1": 0.25}, "a number that a report leaves out stays"
+    assert found["evalStep"] == 20

@@ -62,6 +62,7 @@ def test_a_function_trains_and_its_last_checkpoint_is_the_model(directory: JobDi
     assert progress is not None
     assert progress["lastCheckpoint"]["step"] == 6
     assert progress["phase"] == "Exporting"
+    assert (progress["evalScores"], progress["evalStep"]) == ({"accuracy": 63.0}, 6)
     assert "rank 1 of 2 ends at 63.0" in task.logs.worker(1).read_text()
 
 

@@ -120,6 +120,7 @@ class ProgressReporter:
         self._window: deque[tuple[float, int, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
         self._report_window: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
         self._last_reported_step: int | None = None
+        self._reported_scores: dict[str, float] = {}
         self._last_heartbeat: float | None = None
         self._heartbeat_gaps: deque[float] = deque(maxlen=_HEARTBEAT_WINDOW)
         self._writer = BackgroundWriter()
@@ -253,7 +254,7 @@ class ProgressReporter:
         Args:
             generation: of the worker group.
             step: number of steps done after it.
-            metrics: finite numbers by name; `loss` is that of the status.
+            metrics: finite numbers by name; `loss` and `epoch` are those of the status, the others are scores.
             seconds: since the report before.
             productive_seconds: those of them that were not spent waiting for checkpoints.
             total_steps: steps of the whole run, for the remaining time; None: it is not known.
@@ -265,6 +266,10 @@ class ProgressReporter:
         self._append(self.logs.steps, {**line, "metrics": dict(metrics)})
         if loss is not None:
             self.update(loss=loss)
+        scores = {name: value for name, value in metrics.items() if name not in ("loss", "epoch")}
+        if scores:
+            self._reported_scores |= scores
+            self.update(evalScores=dict(self._reported_scores), evalStep=step)
         if "epoch" in metrics:
             self.update(epoch=metrics["epoch"])
         self.update(step=step)

@@ -81,7 +81,7 @@ def finalize(
     summary |= {"exportStep": step, "exportProblem": chosen.problem}
     if chosen.evaluation is not None:  # the results are those of the exported model
         summary |= _summary_of_earlier(chosen.evaluation)
-        context.reporter.update(evalLoss=chosen.evaluation.loss)
+        context.reporter.update(evalLoss=chosen.evaluation.loss, evalStep=chosen.evaluation.step)
     context.reporter.update(evalScores=scores_of(summary))
     if context.job.spec.training.ema_decay:  # first, because `export` is what a finished run is known by
         export_model(
@@ -161,7 +161,7 @@ def run_evaluation(context: TrainContext, step: int) -> EvaluationResult | None:
             reference_log_probs=context.references.evaluation,
         )
     by_source = _scores_by_source(result)
-    context.reporter.update(evalLoss=result.loss, **by_source)
+    context.reporter.update(evalLoss=result.loss, evalStep=step, **by_source)
     context.reporter.record_event(
         "evaluated",
         step=step,

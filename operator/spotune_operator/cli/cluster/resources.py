@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
-from spotune.crd.definition import CUSTOM_RESOURCES, FINETUNE_JOBS, GROUP, MODEL_SERVICES, VERSION, CustomResource
+from spotune.crd.definition import FINETUNE_JOBS, GROUP, MODEL_SERVICES, VERSION, CustomResource
 from spotune.errors import UsageError
 from spotune_operator.cli.cluster.client import Cluster, Manifest
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
@@ -88,7 +88,7 @@ def parse_name(text: str) -> tuple[CustomResource | None, str]:
     kind, slash, name = text.rpartition("/")
     if not slash:
         return None, text
-    for resource in CUSTOM_RESOURCES:
+    for resource in (FINETUNE_JOBS, MODEL_SERVICES):
         if name and kind.lower() in (resource.kind.lower(), resource.plural, resource.short_name):
             return resource, name
     raise UsageError(

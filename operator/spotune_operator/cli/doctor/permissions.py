@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spotune.crd.definition import GROUP, PLURAL, SERVICE_PLURAL
+from spotune.crd.definition import GROUP, PLURAL, SERVICE_PLURAL, SWEEP_PLURAL
 from spotune_operator.cli.doctor.check import Check, failed, passed, warning
 
 
@@ -34,6 +34,7 @@ PERMISSIONS: Final = (
     Permission(GROUP, PLURAL, ("create", "patch", "delete"), "applying, suspending, resuming and deleting jobs"),
     Permission(GROUP, SERVICE_PLURAL, ("get", "list"), "status, logs and events of services"),
     Permission(GROUP, SERVICE_PLURAL, ("create", "patch", "delete"), "applying, suspending and deleting services"),
+    Permission(GROUP, SWEEP_PLURAL, ("get", "list"), "sweep"),
     Permission("", "pods", ("get", "list"), "logs, events, status of a service, suspend --wait"),
     # The API server requires `get` for a WebSocket, and since Kubernetes 1.35 also `create`.
     Permission("", "pods/portforward", ("get", "create"), "logs, tensorboard"),

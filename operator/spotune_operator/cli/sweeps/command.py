@@ -1,0 +1,55 @@
+"""The typer command `spotune sweep`. It imports the Kubernetes client only when it runs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+import typer
+
+_WIDE: Final = 240
+
+
+def sweep(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the sweep.")],
+    report: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page that compares the trials to this HTML file.")
+    ] = None,
+    output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace to use. Default: the context's.")
+    ] = "",
+    kubeconfig: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Kubeconfig. Default: $KUBECONFIG or ~/.kube/config.")
+    ] = None,
+    context: Annotated[
+        str, typer.Option(metavar="NAME", help="Context of the kubeconfig. Default: the current one.")
+    ] = "",
+) -> None:
+    """Show the trials of a FinetuneSweep, the best first: state, objective, parameters, and GPU time.
+
+    With --report it also writes them to an HTML page, with a chart of the objective over the steps of each trial.
+
+    Examples: spotune sweep t5-search; spotune sweep t5-search --report search.html
+    """
+    from rich.console import Console
+
+    from spotune.crd.definition import FINETUNE_SWEEPS
+    from spotune_operator.cli.cluster.kubeconfig import ClusterOptions, open_cluster
+    from spotune_operator.cli.cluster.resources import get_object
+    from spotune_operator.cli.sweeps.page import page
+    from spotune_operator.cli.sweeps.table import as_json, table
+
+    cluster = open_cluster(ClusterOptions(namespace, kubeconfig, context))
+    found = get_object(cluster, FINETUNE_SWEEPS, name)
+    if report is not None:
+        report.write_text(page(found, time.time()), encoding="utf-8")
+    if output == "json":
+        typer.echo(json.dumps(as_json(found), indent=2))
+    else:
+        (Console() if sys.stdout.isatty() else Console(width=_WIDE)).print(table(found, time.time()))
+        if report is not None:
+            typer.echo(f"\n{report} ({report.stat().st_size / 1000:,.0f} kB)")
