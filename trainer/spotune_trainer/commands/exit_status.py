@@ -15,9 +15,7 @@ from spotune_trainer.commands.environment import FIELD
 from spotune_trainer.training.failures import ProgramError
 
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\):.*?exitcode\s*: (-?\d+)", re.DOTALL)
-_EXCEPTION = re.compile(
-    r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE
-)
+_EXCEPTION = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 _OF_LAUNCHER = "torch.distributed.elastic"
 _OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "MemoryError", "can't allocate memory")
 _COMMUNICATION = ("dist", "gloo", "nccl", "connection closed by peer", "connection reset by peer")
