@@ -1,4 +1,7 @@
-"""CEL rules of spec.execution.precision: what is computed from 8-bit floats, and that it stays so."""
+"""CEL rules of spec.execution.precision: what is computed from 8-bit floats, and that it stays so.
+
+Rules cannot read `execution.compile`, which is a word or a truth value. The models refuse `false` for FP8.
+"""
 
 from typing import Final
 
@@ -28,11 +31,6 @@ PRECISION_RULES: Final = (
         f"{_IS_NOT_FP8} || self.model.dtype == 'bfloat16'",
         "must be bfloat16 for FP8 in execution.precision",
         "model.dtype",
-    ),
-    Rule(
-        f"{_IS_NOT_FP8} || self.workers.gpus == 0 || type(self.execution.compile) != bool || self.execution.compile",
-        "false makes FP8 slower than bf16, because scaling is not fused: use auto, or another precision",
-        "execution.compile",
     ),
     Rule(
         f"{_IS_NOT_FP8} || !has(self.adapter) || self.adapter.quantization == 'none'",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.support.broken_evaluations import WRONG_EVALUATIONS
-from tests.api.support.broken_execution import WRONG_EXECUTION
+from tests.api.support.broken_execution import EAGER_FP8, WRONG_EXECUTION
 from tests.api.support.broken_labels import LABELS_FOR_MODELS_ALONE, WRONG_LABELS
 from tests.api.support.broken_mixtures import WRONG_MIXTURES
 from tests.api.support.broken_objectives import COMPILED_REWARDS, WRONG_OBJECTIVES
@@ -374,7 +374,7 @@ REFUSED_BY_MODELS_ALONE = [
         ),
     )
     for name, at_stage_3 in [("sharded", "zeroStage: 3"), ("offloaded", "offload: parameters")]
-] + [*COPIES_OF_NOTHING, *COMPILED_REWARDS, *LABELS_FOR_MODELS_ALONE]
+] + [*COPIES_OF_NOTHING, *COMPILED_REWARDS, *EAGER_FP8, *LABELS_FOR_MODELS_ALONE]
 """Jobs that only the models reject: CEL rules cannot read a field that is a string or a boolean."""
 
 

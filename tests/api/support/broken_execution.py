@@ -108,15 +108,6 @@ WRONG_EXECUTION = [
         ":5: spec.model.dtype: must be bfloat16 for execution.precision fp8, not float16",
     ),
     (
-        "FP8 that is not compiled",
-        "seq2seq}\n",
-        "causal}\n  execution: {precision: fp8, compile: false}\n",
-        (
-            ":6: spec.execution.compile: false makes fp8 slower than bf16, because scaling is not fused: use auto, or "
-            "another precision"
-        ),
-    ),
-    (
         "FP8 with weights in 4 bits",
         "seq2seq}\n",
         "causal}\n  execution: {precision: fp8}\n  adapter: {lora: {}, quantization: nf4}\n",
@@ -138,6 +129,19 @@ WRONG_EXECUTION = [
         (
             ':6: spec.execution.precision: expected auto, bf16, fp8 or fp8-rowwise, not "fp8-row"; did you mean '
             "fp8-rowwise?"
+        ),
+    ),
+]
+
+# The definition's rules cannot read a field that is a word or a truth value.
+EAGER_FP8 = [
+    (
+        "FP8 that is not compiled",
+        "seq2seq}\n",
+        "causal}\n  execution: {precision: fp8, compile: false}\n",
+        (
+            ":6: spec.execution.compile: false makes fp8 slower than bf16, because scaling is not fused: use auto, or "
+            "another precision"
         ),
     ),
 ]
