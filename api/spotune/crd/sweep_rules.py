@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from spotune.crd.cel_rules import NAME_RULES, Rule
 from spotune.crd.job_rules import JOB_RULES
 from spotune.job import FinetuneJob
-from spotune.job.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS, lower_is_better
+from spotune.job.training.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS, lower_is_better
 from spotune.sweep import MAX_SWEEP_NAME_LENGTH, FinetuneSweep, FinetuneSweepSpec, ObjectiveSpec, ParameterSpec
 from spotune.sweep import TrialPruningSpec as _Pruning
 from spotune.sweep.parameters import NOT_SEARCHED, SEARCHED_SECTIONS

@@ -7,12 +7,12 @@ from pydantic import BaseModel
 
 from spotune.crd.cel_rules import Rule
 from spotune.job import BestSpec, EvaluationSpec, HarnessSpec, TrainingSpec
-from spotune.job.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS
 from spotune.job.training.hyperparameters import LABEL_OBJECTIVES, PREFERENCE_OBJECTIVES, SCHEDULE_FREE_SCHEDULERS
+from spotune.job.training.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS
 
 
 def _name_in_cel(metric: str) -> str:
-    """CEL equivalent of `spotune.job.metric.metric_name`."""
+    """CEL equivalent of `spotune.job.training.metric.metric_name`."""
     return f"{metric}.substring({metric}.indexOf(':') + 1)"
 
 

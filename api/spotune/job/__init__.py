@@ -5,7 +5,6 @@ from spotune.job.dataset import DatasetSpec, EvalSpec, MixtureSourceSpec, Prepar
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.finetunejob import KIND, FinetuneJob, FinetuneJobSpec
 from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
-from spotune.job.metric import Metric
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
 from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
 from spotune.job.serving import JobServingSpec
@@ -20,6 +19,7 @@ from spotune.job.status import (
 )
 from spotune.job.storage import CredentialsSpec, StorageSpec
 from spotune.job.training import BestSpec, EarlyStoppingSpec, EvaluationSpec, HarnessSpec, SqlSpec, TrainingSpec
+from spotune.job.training.metric import Metric
 
 __all__ = [
     "KIND",

@@ -11,7 +11,6 @@ from spotune.job.cluster import ClusterSpec, HeadSpec, WorkersSpec
 from spotune.job.dataset import DatasetSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec, check_precision
 from spotune.job.lifecycle import CleanupSpec, RetrySpec
-from spotune.job.metric import is_harness_metric, is_iob2
 from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.job.output import OutputSpec, TrackingSpec
 from spotune.job.serving import JobServingSpec
@@ -24,6 +23,7 @@ from spotune.job.training.hyperparameters import (
     WHOLE_MATRIX_OPTIMIZERS,
     TrainingSpec,
 )
+from spotune.job.training.metric import is_harness_metric, is_iob2
 
 KIND: Final = "FinetuneJob"
 _REPRODUCIBLE: Final = "execution.reproducible worldSize"

@@ -6,9 +6,9 @@ adds up what each operation of a layer saves. The sum is `s b h (34 + 5 a s / h)
 full recomputation (s: sequence length, b: micro-batch, h: hidden size, a: heads). This module extends the sum to gated
 feed-forwards of any width, cross-attention, float32, and norms that compute in float32, and to tensors that PyTorch and
 `transformers` save beyond the paper's kernels. A compiled layer saves only the inputs of its matrix products and of its
-attention and recomputes the rest; its loss holds one chunk of logits at a time. In FP8 it recomputes the input of the
-last matrix as well, unless an adapter needs it: a cast to 8 bits stands between them. Weights are cast again in the
-backward pass, so nothing is added for them.
+attention and recomputes the rest; its loss holds one chunk of logits at a time. In FP8 it recomputes the inputs
+of matrices behind the two norms and of the last matrix as well, unless an adapter needs them: a cast to 8 bits stands
+between. Weights are cast again in the backward pass, so nothing is added for them.
 
 `tests/api/plan/test_measured_activations.py` compares the formulas with the tensors that autograd saves,
 `tests/api/plan/test_measured.py` and `tests/api/plan/test_measured_throughput.py` with peaks measured on GPUs.
@@ -127,7 +127,9 @@ def _layer_bytes(architecture: Architecture, stack: Stack, workload: Workload) -
     tokens = _tokens(architecture, stack, workload)
     length = tokens // max(workload.micro_batch_size, 1)
     if workload.compiled and not stack.cross_attention and not architecture.relative_attention:
-        recomputed = stack.feed_forward_size if workload.fp8 and workload.lora_rank is None else 0
+        recomputed = 0
+        if workload.fp8 and workload.lora_rank is None:
+            recomputed = stack.feed_forward_size + 2 * stack.hidden_size
         return tokens * workload.bytes_per_element * (_compiled_elements(stack) - recomputed)
     total = tokens * (_norm_bytes(stack, workload) + _feed_forward_bytes(architecture, stack, workload))
     total += _attention_bytes(architecture, stack, workload, tokens, tokens, length)

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, invalid
 from spotune.job import FinetuneJobSpec
-from spotune.job.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS, lower_is_better, metric_name
+from spotune.job.training.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS, lower_is_better, metric_name
 from spotune.service.field_types import Form
 from spotune.sweep.parameters import MAX_PARAMETERS, ParameterSpec, check_path
 

@@ -25,7 +25,7 @@ from spotune.job import (
     TrainingSpec,
     WorkersSpec,
 )
-from spotune.job.metric import OBJECTIVE_METRICS
+from spotune.job.training.metric import OBJECTIVE_METRICS
 from spotune.job_file.load import load_job
 from spotune.units.durations import Duration
 from tests.api.support.job_files import FULL_JOB_FILE, a_job

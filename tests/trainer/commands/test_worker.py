@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 
-PROGRAMS = Path(__file__).parent / "programs"
+PROGRAMS = Path(__file__).parent
 EXAMPLE = ROOT / "examples" / "torchrun"
 TORCHRUN = ("torchrun", "train.py", "--epochs", "2", "--rows", "640", "--save-every", "4")
 STEPS = 20
@@ -118,7 +118,7 @@ def test_a_group_with_spotune_train_leaves_after_its_next_checkpoint(directory: 
 
 
 def test_a_plain_program_gets_sigterm_at_a_notice_and_goes_on_from_its_own_checkpoint(directory: JobDirectory) -> None:
-    job = command_job("python", "plain.py", code=PROGRAMS, config={"steps": 60, "seconds": 0.1, "export": True})
+    job = command_job("python", "plain_program.py", code=PROGRAMS, config={"steps": 60, "seconds": 0.1, "export": True})
 
     def notify() -> None:
         wait_until(lambda: "starts after 0 steps" in log_of(directory, 1))
@@ -148,7 +148,7 @@ def test_a_plain_program_gets_sigterm_at_a_notice_and_goes_on_from_its_own_check
 def test_the_cause_of_a_failure_is_read_from_status_and_output(
     directory: JobDirectory, how: str, cause: FailureCause, message: str
 ) -> None:
-    _, [error, _] = run_generation(directory, command_job("torchrun", "failing.py", how, code=PROGRAMS))
+    _, [error, _] = run_generation(directory, command_job("torchrun", "failing_program.py", how, code=PROGRAMS))
     assert classify(error) is cause
     assert message in str(error)
     assert programs_of(directory) == []
@@ -156,7 +156,7 @@ def test_the_cause_of_a_failure_is_read_from_status_and_output(
 
 def test_a_program_that_prints_nothing_for_too_long_hangs(directory: JobDirectory) -> None:
     config = {"steps": 1, "silent": True}
-    job = command_job("python", "plain.py", code=PROGRAMS, config=config, retry={"hangTimeout": "3s"})
+    job = command_job("python", "plain_program.py", code=PROGRAMS, config=config, retry={"hangTimeout": "3s"})
     _, [error, _] = run_generation(directory, job)
     assert classify(error) is FailureCause.HANG
     assert "training.command has printed nothing for" in str(error)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from spotune.job import FinetuneJob
-from spotune.job.metric import STEP_STATISTICS
+from spotune.job.training.metric import STEP_STATISTICS
 from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.embedding import embedding_job

@@ -7,8 +7,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from spotune.job.metric import OBJECTIVE_METRICS, STEP_STATISTICS
 from spotune.job.training.hyperparameters import Objective
+from spotune.job.training.metric import OBJECTIVE_METRICS, STEP_STATISTICS
 from spotune_trainer.evaluation.label_scores import label_scorer
 from spotune_trainer.objectives.build import training_objective
 from tests.trainer.support.tiny import make_job

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spotune.job import BestSpec, EvaluationSpec
-from spotune.job.metric import is_harness_metric, metric_name
+from spotune.job.training.metric import is_harness_metric, metric_name
 
 
 @dataclass(frozen=True)

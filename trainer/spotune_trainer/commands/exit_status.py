@@ -36,14 +36,14 @@ def failure_of(program: str, status: int, output: str) -> Exception:
     reported = _FIRST_FAILURE.findall(output)
     killed_by = _signal(int(reported[-1]) if reported else status)
     error = _last_exception(output)
-    said = f": {error}" if error else ""
+    explanation = f": {error}" if error else ""
     if any(sign in (error or "") for sign in _OUT_OF_MEMORY):
-        return ProgramError(FailureCause.OUT_OF_MEMORY, f"{FIELD}: {program} ran out of memory{said}")
+        return ProgramError(FailureCause.OUT_OF_MEMORY, f"{FIELD}: {program} ran out of memory{explanation}")
     if killed_by is not None:
         return ProgramError(FailureCause.WORKER_LOST, f"a process of {program} was killed by {killed_by}")
     if error and any(sign in error.lower() for sign in _COMMUNICATION):
-        return ProgramError(FailureCause.COMMUNICATION, f"{FIELD}: {program} lost its peers{said}")
-    return JobError(f"{FIELD}: {program} ended with exit status {status}{said}; its output is in the log of the worker")
+        return ProgramError(FailureCause.COMMUNICATION, f"{FIELD}: {program} lost its peers{explanation}")
+    return JobError(f"{FIELD}: {program} ended with exit status {status}{explanation}; see the log of the worker")
 
 
 def _signal(status: int) -> str | None:

@@ -62,8 +62,8 @@ def join_command() -> Session | None:
     reporter.record_startup("program")
     session = open_session(task, place, job, reporter, leave=partial(_leave, task, place))
     resources.enter_context(reporter.stopwatch.measure(Part.PRODUCTIVE))
-    atexit.register(_end, task, place, session, resources)
-    _commit_before_groups_end(session)
+    atexit.register(_finish, task, place, session, resources)
+    _commit_before_groups_are_destroyed(session)
     enter_session(session)
     return session
 
@@ -73,24 +73,24 @@ def _leave(task: WorkerTask, place: RankPlacement, rank_exit: RankExit) -> Leave
     return LeaveProgram(rank_exit)
 
 
-def _end(task: WorkerTask, place: RankPlacement, session: Session, resources: ExitStack) -> None:
+def _finish(task: WorkerTask, place: RankPlacement, session: Session, resources: ExitStack) -> None:
     """Finish the commit in the background, and say which step was saved last."""
     path = task.logs.command_process(place.rank)
     try:
         state = files.read_json(path) or {}
         files.write_json(path, {**state, "savedStep": session.newest_saved_step})
-        session.end_commits()
+        session.finish_commits()
     finally:
         resources.close()
 
 
-def _commit_before_groups_end(session: Session) -> None:
+def _commit_before_groups_are_destroyed(session: Session) -> None:
     """Finish the commit in the background before the program destroys its process groups, which the commit needs."""
     destroy = distributed.destroy_process_group
 
     @wraps(destroy)
     def destroy_after_commit(group: Any = None) -> None:
-        session.end_commits()
+        session.finish_commits()
         destroy(group)
 
     distributed.destroy_process_group = destroy_after_commit

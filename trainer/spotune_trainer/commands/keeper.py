@@ -29,7 +29,7 @@ def main(command: list[str]) -> int:
         command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     )
     signal.signal(signal.SIGTERM, lambda *_: _send(program, signal.SIGTERM))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     status = _wait(program)
     _kill_children()
     return status
@@ -44,7 +44,7 @@ def _wait(program: int) -> int:
             return 128 - code if code < 0 else code
 
 
-def _end_with_parent() -> None:
+def _exit_with_parent() -> None:
     """Kill everything once the standard input is closed."""
     with suppress(OSError):
         while os.read(0, 1):

@@ -18,7 +18,7 @@ from typing import Any
 from spotune.entry_points import describe_error, find_import_problem, shorten
 from spotune.errors import JobError
 from spotune.job import EvaluationSpec
-from spotune.job.metric import is_function
+from spotune.job.training.metric import is_function
 from spotune_trainer.entry_points import import_function
 
 FIELD = "training.evaluation.metrics"

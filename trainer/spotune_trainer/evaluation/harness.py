@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 
 from spotune.errors import InfrastructureError, JobError
 from spotune.job import BestSpec, HarnessSpec
-from spotune.job.metric import is_harness_metric
+from spotune.job.training.metric import is_harness_metric
 
 FIELD: Final = "training.evaluation.harness"
 _PROCESS: Final = "spotune_trainer.evaluation.harness_process"

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spotune.job import FinetuneJob
-from spotune.job.metric import is_iob2
+from spotune.job.training.metric import is_iob2
 from spotune_trainer.data.batches import NO_LOSS
 
 Labels = npt.NDArray[np.int64]

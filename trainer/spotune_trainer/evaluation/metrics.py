@@ -17,7 +17,7 @@ from typing import Any
 
 from spotune.errors import JobError
 from spotune.job import EvaluationSpec, SqlSpec
-from spotune.job.metric import is_function, metric_name
+from spotune.job.training.metric import is_function, metric_name
 from spotune_trainer.evaluation.custom_metrics import FIELD, Metric, load_custom_metric
 
 Value = str | bytes | int | float | None

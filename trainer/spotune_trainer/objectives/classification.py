@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional
 
-from spotune.job.metric import STEP_STATISTICS
+from spotune.job.training.metric import STEP_STATISTICS
 from spotune_trainer.data.batches import NO_LOSS, Batch
 from spotune_trainer.models.loss import skip_packing_detection
 from spotune_trainer.objectives.cross_entropy import CrossEntropy

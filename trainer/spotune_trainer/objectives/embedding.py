@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from spotune.job.metric import STEP_STATISTICS
+from spotune.job.training.metric import STEP_STATISTICS
 from spotune_trainer.data.batches import Batch
 from spotune_trainer.models.loss import skip_packing_detection
 from spotune_trainer.objectives.objective import LossSums, SampleMeans

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from spotune.job.metric import STEP_STATISTICS
+from spotune.job.training.metric import STEP_STATISTICS
 from spotune_trainer.data.batches import Batch
 from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.objectives.objective import LossSums

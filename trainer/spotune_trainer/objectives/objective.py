@@ -36,7 +36,7 @@ class Statistics(Protocol):
 
     @property
     def names(self) -> Sequence[str]:
-        """Names of all means, in `spotune.job.metric.STEP_STATISTICS` too. Trackers have a curve for each."""
+        """Names of all means, in `spotune.job.training.metric.STEP_STATISTICS` too. Trackers have a curve for each."""
 
     @property
     def size(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from spotune.job.metric import STEP_STATISTICS
+from spotune.job.training.metric import STEP_STATISTICS
 from spotune_trainer.data.batches import Batch
 from spotune_trainer.models.loss import summed_loss
 from spotune_trainer.objectives.objective import LossSums

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotune.job.metric import is_harness_metric, metric_name
+from spotune.job.training.metric import is_harness_metric, metric_name
 from spotune_trainer.checkpoint.best import find_best_checkpoint
 from spotune_trainer.checkpoint.evaluations import (
     Evaluation,

@@ -202,7 +202,7 @@ class Session:
                 "ray.train.report, or call spotune_train.checkpoint.save, before it returns"
             )
 
-    def end_commits(self) -> None:
+    def finish_commits(self) -> None:
         """Wait until the checkpoint that is being copied is durable. All ranks call it together.
 
         Raises:

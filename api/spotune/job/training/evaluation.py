@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, Source, invalid
-from spotune.job.metric import (
+from spotune.job.training.metric import (
     BUILT_IN,
     MAX_METRIC_CHARACTERS,
     MAX_METRICS,

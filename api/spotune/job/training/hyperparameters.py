@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from spotune.custom_resource.base import NonNegativeInt, OptionalSource, PositiveInt, Section, invalid
-from spotune.job.metric import ALL_OBJECTIVE_METRICS, OBJECTIVE_METRICS, is_harness_metric
 from spotune.job.training.evaluation import EvaluationSpec
+from spotune.job.training.metric import ALL_OBJECTIVE_METRICS, OBJECTIVE_METRICS, is_harness_metric
 from spotune.job.training.user_code import Command, TrainingFunction, UserConfig
 
 Objective = Literal[

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from spotune.custom_resource.base import with_cel_rules
-from spotune.job.metric import ENTRY_POINT
+from spotune.job.training.metric import ENTRY_POINT
 
 _EXPECTED_FUNCTION: Final = "a function as package.module:function"
 
@@ -25,7 +25,7 @@ TrainingFunction = Annotated[
 ]
 UserConfig = Annotated[dict[str, Any], Field(json_schema_extra={"x-kubernetes-preserve-unknown-fields": True})]
 
-MAX_WORDS: Final = 256
-MAX_WORD_CHARACTERS: Final = 4096
-Word = Annotated[str, Field(max_length=MAX_WORD_CHARACTERS)]
-Command = Annotated[list[Word], Field(max_length=MAX_WORDS)]
+MAX_ARGUMENTS: Final = 256
+MAX_ARGUMENT_CHARACTERS: Final = 4096
+Argument = Annotated[str, Field(max_length=MAX_ARGUMENT_CHARACTERS)]
+Command = Annotated[list[Argument], Field(max_length=MAX_ARGUMENTS)]

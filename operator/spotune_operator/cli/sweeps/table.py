@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotune.formatting import duration
-from spotune.job.metric import lower_is_better
+from spotune.job.training.metric import lower_is_better
 from spotune_operator.cli.cluster.jobs import conditions_of, status_of
 from spotune_operator.cli.status import details_grid
 

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from spotune.errors import UsageError
-from spotune.job.metric import OBJECTIVE_METRICS, STEP_STATISTICS
+from spotune.job.training.metric import OBJECTIVE_METRICS, STEP_STATISTICS
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.observability.report.charts import Axis, duration, thinned

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator
 from tensorboard.util import tensor_util
 
-from spotune.job.metric import STEP_STATISTICS
+from spotune.job.training.metric import STEP_STATISTICS
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.tracking.remote import Point
 from spotune_trainer.observability.tracking.tracker import (

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spotune.formatting import scores_of
-from spotune.job.metric import STEP_STATISTICS
+from spotune.job.training.metric import STEP_STATISTICS
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import tokens_of
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from spotune.errors import SpotuneError, UsageError
 from spotune.job import FinetuneJob
-from spotune.job.metric import is_function
+from spotune.job.training.metric import is_function
 from spotune_trainer.bucket.client import open_bucket
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight.bucket import check_bucket, measure_upload

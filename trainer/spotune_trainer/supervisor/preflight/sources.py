@@ -14,7 +14,7 @@ from rich.filesize import decimal
 
 from spotune.errors import InfrastructureError, JobError
 from spotune.job import FinetuneJob, PrepareSpec, ShardsSpec
-from spotune.job.metric import is_function
+from spotune.job.training.metric import is_function
 from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.execution import training_setup
 from spotune.plan.parameters import TrainedParameters
