@@ -284,8 +284,8 @@ def test_fp8_with_an_adapter_is_planned_without_stage_3_and_saves_no_less() -> N
             if adapter and precision == "fp8":
                 with pytest.raises(ModelTooLargeError, match=r"execution\.precision auto \(so that stage 3"):
                     resolve_execution(config, job, 1, 4 * GB)
-    feed_forward = 16 * 8 * 2048 * 8192 * 2
-    assert found["auto", True] - found["fp8", True] == feed_forward, "the input of the last matrix is made again"
+    made_again = 16 * 8 * 2048 * (8192 + 2 * 2048) * 2
+    assert found["auto", True] - found["fp8", True] == made_again, "inputs behind the norms and of the last matrix"
     assert found["auto", False] == found["fp8", False], "an adapter needs it in bfloat16"
 
 
