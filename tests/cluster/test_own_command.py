@@ -17,7 +17,7 @@ from tests.cluster.finetune_jobs import CLAIM, INPUTS, SMALL, WORKERS, Workplace
 from tests.cluster.operator_install import Operator
 from tests.trainer.training_functions.ranks import run_generation
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
 CODE = "torchrun"
 STEPS = 200

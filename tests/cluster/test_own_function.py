@@ -1,4 +1,4 @@
-"""The example of a training function on the cluster: three faults, one after the other, and the same model."""
+"""The example of a training function on the cluster: two faults, one after the other, and the same model."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +24,8 @@ CODE = "own-function"
 FILES = (ROOT / "examples" / "own-function" / "train.py", Path(__file__).parent / "own_function" / "slow_epochs.py")
 CONFIG = {"images": 512, "batchSize": 32, "learningRate": 0.05, "seed": 1}
 ENDLESS, PAUSE_SECONDS, EPOCHS_TO_THE_END = 100_000, 0.3, 5
-FAULTS = (processes.worker_process_killed, pods.head_pod_deleted_by_force, pods.worker_pod_deleted)
+FAULTS = (processes.worker_process_killed, pods.head_pod_deleted_by_force)
+"""The loss of a pod and of a node: `test_own_command.py` and `test_ray_examples.py`."""
 
 
 def manifest(workplace: Workplace, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tests.cluster.finetune_jobs import CLAIM, INPUTS, SMALL, WORKERS, Workplace
 from tests.cluster.operator_install import Operator
 from tests.trainer.training_functions.ranks import run_generation
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(900)]
 
 SLOW = Path(__file__).parent / "own_function"
 RAY_EXAMPLES = ROOT / "tests" / "trainer" / "training_functions" / "support" / "ray_examples"

@@ -25,7 +25,7 @@ CODE = "sweep-code"
 FILES = (ROOT / "examples" / "own-function" / "train.py", Path(__file__).parent / "own_function" / "slow_epochs.py")
 CONFIG = {"images": 256, "batchSize": 32, "learningRate": 0.05, "seed": 1}
 PATH = "training.config.learningRate"
-RATES = [0.05, 0.02, 0.001, 0.000001]
+RATES = [0.05, 0.02, 0.000001]
 EPOCHS, PAUSE_SECONDS, ENDLESS = 60, 0.5, 100_000
 SECONDS_TO_START = 300.0
 SECONDS_TO_END = 900.0
@@ -127,12 +127,14 @@ def test_loss_of_a_worker_concerns_one_trial_and_the_best_one_is_in_the_status(
     sweep.wait_for("the end", lambda: sweep.condition("Complete").get("status") == "True", SECONDS_TO_END)
     status = sweep.status()
     assert status["phase"] == "Complete"
-    assert status["counts"] == {"running": 0, "complete": 4, "pruned": 0, "failed": 0, "waiting": 0}
+    assert status["counts"] == {"running": 0, "complete": len(RATES), "pruned": 0, "failed": 0, "waiting": 0}
     assert [trial["parameters"][PATH] for trial in status["trials"]] == RATES
-    assert set(sweep.jobs()) == {f"rates-{number}" for number in range(4)}, "no trial is lost, and none exists twice"
+    assert set(sweep.jobs()) == {f"rates-{number}" for number in range(len(RATES))}, (
+        "no trial is lost, and none exists twice"
+    )
     restarts = {name: job["status"]["restarts"]["total"] for name, job in sweep.jobs().items()}
     assert restarts["rates-0"] >= 1
-    assert [restarts[f"rates-{number}"] for number in (1, 2, 3)] == [0, 0, 0]
+    assert [restarts[f"rates-{number}"] for number in (1, 2)] == [0, 0]
 
     values = {trial["name"]: trial["value"] for trial in status["trials"]}
     best = status["best"]
@@ -142,6 +144,7 @@ def test_loss_of_a_worker_concerns_one_trial_and_the_best_one_is_in_the_status(
     assert run_in(workplace.kubectl, READER, "ls", f"/data/{path}").split() == ["state.pt"]
 
 
+@pytest.mark.long
 def test_a_worse_trial_is_pruned_then_the_sweep_is_suspended_resumed_and_deleted(workplace: Workplace) -> None:
     """The second learning rate learns nothing, so its loss stays the higher one."""
     asha = {"algorithm": "asha", "minSteps": 10, "reductionFactor": 2}

@@ -40,11 +40,11 @@ def weights_of(directory: JobDirectory) -> dict[str, torch.Tensor]:
     ("config", "kill_at", "resumes_at", "total"),
     [
         ({}, 19, 16, 33),
-        ({}, 13, 12, 33),
+        pytest.param({}, 13, 12, 33, marks=pytest.mark.long),
         ({"accumulate": 2, "every": 2}, 8, 7, 18),
-        ({"processes": 1}, 19, 16, 33),
-        ({"package": "pytorch_lightning"}, 19, 16, 33),
-        ({"samples": True}, 19, 16, 33),
+        pytest.param({"processes": 1}, 19, 16, 33, marks=pytest.mark.long),
+        pytest.param({"package": "pytorch_lightning"}, 19, 16, 33, marks=pytest.mark.long),
+        pytest.param({"samples": True}, 19, 16, 33, marks=pytest.mark.long),
     ],
     ids=["epoch 2", "after the first epoch", "accumulated", "worker processes", "pytorch_lightning", "samples"],
 )

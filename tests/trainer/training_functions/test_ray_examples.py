@@ -96,6 +96,7 @@ def tensors_of(model: Path) -> dict[str, torch.Tensor]:
     return {str(place): leaf for place, leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("example", BY_EPOCHS, ids=lambda example: example.module)
 def test_an_example_of_ray_trains_through_the_loss_of_a_rank(
     directory: JobDirectory, tmp_path: Path, example: Example
@@ -106,7 +107,11 @@ def test_an_example_of_ray_trains_through_the_loss_of_a_rank(
     assert tensors_of(directory.export / example.model)
 
 
-@pytest.mark.parametrize("example", BY_STEPS, ids=lambda example: example.module)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(each, marks=[] if "deepspeed" in each.module else pytest.mark.long) for each in BY_STEPS],
+    ids=lambda example: example.module,
+)
 def test_with_the_library_the_model_is_that_of_an_undisturbed_run(
     directory: JobDirectory, tmp_path: Path, example: Example
 ) -> None:
