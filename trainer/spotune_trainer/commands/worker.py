@@ -65,6 +65,7 @@ class _CommandRank:
         self.reporter = reporter
         self._log = task.logs.worker(place.rank)
         self._is_joined = self._has_signalled = False
+        self._begin = 0
         self._last_output = time.monotonic(), 0
 
     def run(self) -> TrainResult:
@@ -77,11 +78,11 @@ class _CommandRank:
         if problem := missing_program(self.job):
             raise JobError(f"{FIELD}: {problem}")
         command = self.job.spec.training.command
-        self._begin = self._log.stat().st_size
         logger.info("runs %s", shlex.join(command))
         self.reporter.record_startup("import")
+        self._begin = self._log.stat().st_size  # what follows is printed by the command
+        self._last_output = time.monotonic(), self._begin
         with self._start(command) as process, self.reporter.stopwatch.measure(Part.PRODUCTIVE):
-            self.reporter.set_phase(Phase.TRAINING)
             try:
                 status = self._wait(process)
             finally:
@@ -147,6 +148,8 @@ class _CommandRank:
         size, now = self._log.stat().st_size, time.monotonic()
         since, known = self._last_output
         if size != known:
+            if known == self._begin:  # nothing else shows that a program without spotune_train has started
+                self.reporter.set_phase(Phase.TRAINING)
             self._last_output = now, size
         elif now - since > self.job.spec.retry.hang_timeout.seconds:
             raise ProgramError(

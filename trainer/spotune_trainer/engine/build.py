@@ -18,6 +18,7 @@ from spotune.job.execution import FP8_PRECISIONS, Precision
 from spotune.plan.memory import PREFETCH_ELEMENTS, Offload
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import register_weight
 from spotune_trainer.engine.compile.layers import compile_layers, repeated_layers
+from spotune_trainer.engine.deepspeed_operators import compile_no_operators
 from spotune_trainer.engine.ema import create_ema
 from spotune_trainer.engine.fixed_point_gradients import has_fixed_point_gradients, install_fixed_point_gradients
 from spotune_trainer.engine.optimizers.build import build_optimizer
@@ -95,9 +96,7 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
     check_version()
     if config.dtype == torch.float16 and not get_accelerator().is_fp16_supported():
         raise JobError("model.dtype: float16 needs a GPU; this device does not support it: use bfloat16 or float32")
-    # At first use DeepSpeed compiles its CPU shared-memory all-reduce, for almost a minute; gloo needs none of that.
-    # With the whole attribute set, DeepSpeed does not run compilers to find out which operators it could build.
-    vars(deepspeed.ops)["__compatible_ops__"] = {"deepspeed_shm_comm": False}
+    compile_no_operators()
     deepspeed.init_distributed(dist_backend=_backend(), auto_mpi_discovery=False, verbose=False)
     if config.gradient_checkpointing:
         model.config.use_cache = False

@@ -168,7 +168,7 @@ class ProgressReporter:
         state = files.read_json(self.logs.progress)
         if state is None:
             return
-        self._state |= {name: state[name] for name in ("startedAt", "heartbeat", "phase", "startup")}
+        self._state |= {name: state[name] for name in ("startedAt", "heartbeat", "startup")}
         seconds = max(0.0, time.time() - state["startedAt"])
         self._startup_since = self._clock() - max(0.0, seconds - sum(state["startup"].values()))
         self.stopwatch.continue_from({Part.STARTUP: seconds})

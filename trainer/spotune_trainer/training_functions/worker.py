@@ -17,6 +17,7 @@ from spotune.entry_points import describe_error
 from spotune.errors import JobError
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
+from spotune_trainer.engine.deepspeed_operators import compile_no_operators
 from spotune_trainer.engine.process_groups import extend_timeouts
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
@@ -56,6 +57,8 @@ class _FunctionWorker:
 
     def train(self) -> TrainResult:
         training, place = self.job.spec.training, self.place
+        if not self.job.spec.workers.gpus:
+            compile_no_operators()
         function = load_function(training.function, training.code)
         self.reporter.record_startup("import")
         if place.rank != 0:
