@@ -19,7 +19,7 @@ from spotune.sweep.parameters import NOT_SEARCHED, SEARCHED_SECTIONS
 
 _KNOWN: Final = (*BUILT_IN, *ALL_OBJECTIVE_METRICS)
 _TEMPLATE: Final = "self.template.spec"
-_FUNCTION: Final = f"{_TEMPLATE}.training.function != ''"
+_FUNCTION: Final = f"({_TEMPLATE}.training.function != '' || size({_TEMPLATE}.training.command) > 0)"
 
 _PARAMETER = (
     Rule(

@@ -146,7 +146,7 @@ class FinetuneSweepSpec(Section):
             invalid("template.spec.serving", "would serve every trial: write a ModelService for the best one")
         if job.output.hub is not None:
             invalid("template.spec.output.hub", "would be overwritten by every trial: upload the best one at the end")
-        if not job.training.function:
+        if not job.training.has_user_code:
             self._check_objective()
         return self
 

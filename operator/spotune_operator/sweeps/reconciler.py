@@ -93,7 +93,7 @@ class SweepReconciler:
         if not await self._status.write(cached, previous, decision.status):
             return None
         await self._execute(key, decision)
-        if self._refused.get(key, {}) != observed.refused:
+        if self._refused.get(key, {}).keys() != observed.refused.keys():
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
         return decision.requeue_after
 
@@ -109,7 +109,11 @@ class SweepReconciler:
     async def _execute(self, key: SweepKey, decision: SweepDecision) -> None:
         refused: dict[str, str] = {}
         for patch in decision.patch:  # first: they free nodes
-            await self._patch(patch)
+            try:
+                await self._patch(patch)
+            except RefusedError as error:
+                logger.warning("changing FinetuneJob %s failed: %s", patch.job.name, error)
+                refused[patch.job.name] = str(error).partition("\n")[0]
         for manifest in decision.create:
             name = manifest["metadata"]["name"]
             try:

@@ -119,7 +119,7 @@ def trial_job_view(raw: Mapping[str, Any]) -> TrialJob:
         suspended_by_sweep=SUSPENDED_ANNOTATION in annotations,
         suspend=bool(spec.get("suspend")),
         deleting="deletionTimestamp" in metadata,
-        has_function=bool((spec.get("training") or {}).get("function")),
+        has_function=any((spec.get("training") or {}).get(field) for field in ("function", "command")),
         phase=str(status.get("phase", "")),
         conditions={
             each["type"]: (each.get("reason", ""), each.get("message", ""))

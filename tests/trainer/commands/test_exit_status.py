@@ -54,10 +54,28 @@ Root Cause (first observed failure):
             FailureCause.APP_ERROR,
             "training.command: torchrun ended with exit status 1: ValueError: 3 classes",
         ),
+        (
+            "[rank0]: OSError: distilbert-base is not a local folder",
+            1,
+            FailureCause.APP_ERROR,
+            "training.command: torchrun ended with exit status 1: OSError: distilbert-base is not a local folder",
+        ),
+        (
+            "[rank0]: ValueError: 3 classes",
+            -6,
+            FailureCause.APP_ERROR,
+            "training.command: torchrun ended with exit status 1: ValueError: 3 classes",
+        ),
+        (
+            "",
+            -6,
+            FailureCause.COMMUNICATION,
+            "training.command: torchrun lost its peers: a process was",
+        ),
         ("", -9, FailureCause.WORKER_LOST, "a process of torchrun was killed by SIGKILL"),
         ("[rank1]: KeyError: 'a'", -11, FailureCause.WORKER_LOST, "a process of torchrun was killed by SIGSEGV"),
     ],
-    ids=["memory", "peer", "program", "killed", "crashed"],
+    ids=["memory", "peer", "program", "name with dist", "aborted peer", "aborted", "killed", "crashed"],
 )
 def test_the_report_of_torchrun_says_how_its_first_process_ended(
     traceback: str, status: int, cause: FailureCause, message: str

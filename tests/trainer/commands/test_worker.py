@@ -20,7 +20,7 @@ from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_
 from spotune_trainer.commands.locate import missing_user_code
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
-from spotune_trainer.training.failures import ProgramError, classify
+from spotune_trainer.training.failures import ProgramError, classify, describe
 from spotune_trainer.training.task import RankExit
 from tests import ROOT
 from tests.trainer.training_functions.ranks import command_job, run_disturbed, run_generation, wait_for_commit
@@ -102,6 +102,34 @@ def test_torchrun_trains_through_a_killed_process_to_the_bits_of_an_undisturbed_
     assert (progress["step"], progress["totalSteps"], progress["phase"]) == (STEPS, STEPS, "Exporting")
     assert progress["seconds"]["productive"] > 0
     assert set(progress["startup"]) == {"import", "program", "restore", "firstStep"}
+
+
+def test_a_damaged_checkpoint_is_named_as_the_process_has_found_it(directory: JobDirectory) -> None:
+    job = command_job(*TORCHRUN, code=EXAMPLE)
+    _, [(rank_exit, _), _] = run_generation(directory, job)
+    assert rank_exit is RankExit.TRAINED
+    checkpoint = choose_checkpoint(directory).checkpoint
+    assert checkpoint is not None
+    content = bytearray((checkpoint.path / "state.pt").read_bytes())
+    content[100] ^= 1
+    (checkpoint.path / "state.pt").write_bytes(content)
+    _, [error, _] = run_generation(directory, job)
+    failure = describe(0, error)
+    assert (failure.kind, failure.checkpoint) == ("CorruptCheckpointError", str(checkpoint.name))
+
+
+def test_sigterm_reaches_a_program_that_its_shell_leaves_behind(directory: JobDirectory) -> None:
+    script = "trap '' HUP; python plain_program.py; true"
+    job = command_job("bash", "-c", script, code=PROGRAMS, config={"steps": 600, "seconds": 0.1})
+
+    def notify() -> None:
+        wait_until(lambda: "starts after 0 steps" in log_of(directory, 1))
+        time.sleep(1)
+        write_notice(directory.notice, seconds=30, reason="suspended", stop=True)
+
+    _, results = run_disturbed(directory, job, notify, world_size=1)
+    assert results == [(RankExit.STOPPED, {})]
+    assert json.loads((directory.command_checkpoints / "steps-0.json").read_text())
 
 
 def test_a_group_with_spotune_train_leaves_after_its_next_checkpoint(directory: JobDirectory) -> None:
@@ -186,6 +214,11 @@ def test_a_program_that_is_not_there_is_found_before_it_runs(command: tuple[str,
     assert found is not None
     assert found.field == "spec.training.command"
     assert problem in found.message
+
+
+def test_the_text_of_a_shell_is_no_script() -> None:
+    command = "accelerate launch --num_machines $NNODES --machine_rank $NODE_RANK train.py"
+    assert missing_user_code(command_job("bash", "-c", command, code=PROGRAMS)) is None
 
 
 def log_of(directory: JobDirectory, generation: int) -> str:

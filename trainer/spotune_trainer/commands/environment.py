@@ -44,8 +44,11 @@ def environment_of(task: WorkerTask, place: RankPlacement, base: Mapping[str, st
     }
     return {
         **base,
-        **place.environment(),
         **group,
+        "RANK": str(place.node),
+        "WORLD_SIZE": str(place.nodes),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
         **{f"PET_{name}": value for name, value in group.items()},
         "SPOTUNE_CONFIG": json.dumps(task.job["spec"]["training"].get("config", {})),
         "SPOTUNE_CHECKPOINT_DIR": str(checkpoints),
@@ -68,8 +71,11 @@ def joined_task(base: Mapping[str, str]) -> WorkerTask | None:
     return WorkerTask(**value) if value is not None else None
 
 
-def place_of_process(task: WorkerTask, base: Mapping[str, str]) -> RankPlacement:
-    """The place of a process in the group, as its launcher has set it."""
+def place_of_process(base: Mapping[str, str]) -> RankPlacement:
+    """The place of a process in the group, as its launcher has set it, and the node as the command's environment has.
+
+    Without a launcher, the command is the only process of its node.
+    """
     return RankPlacement(
         rank=int(base.get("RANK", "0")),
         local_rank=int(base.get("LOCAL_RANK", "0")),
@@ -77,4 +83,6 @@ def place_of_process(task: WorkerTask, base: Mapping[str, str]) -> RankPlacement
         world_size=int(base.get("WORLD_SIZE", "1")),
         address=base.get("MASTER_ADDR", ""),
         port=int(base.get("MASTER_PORT", "0")),
+        node=int(base.get("NODE_RANK", "0")),
+        nodes=int(base.get("NNODES", "1")),
     )

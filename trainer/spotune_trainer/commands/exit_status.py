@@ -17,8 +17,13 @@ from spotune_trainer.training.failures import ProgramError
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\):.*?exitcode\s*: (-?\d+)", re.DOTALL)
 _EXCEPTION = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 _OF_LAUNCHER = "torch.distributed.elastic"
+_ABORTED = signal.SIGABRT.name
 _OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "MemoryError", "can't allocate memory")
-_COMMUNICATION = ("dist", "gloo", "nccl", "connection closed by peer", "connection reset by peer")
+_LOST_PEER = re.compile(
+    r"\bDist(Backend|Network|Store)Error\b|\bgloo/|\bGloo\b|NCCL error|nccl(Remote|System)Error"
+    r"|connection (closed|reset) by peer",
+    re.IGNORECASE,
+)
 _MAX_SHOWN_CHARACTERS = 500
 
 
@@ -35,15 +40,17 @@ def failure_of(program: str, status: int, output: str) -> Exception:
     """
     reported = _FIRST_FAILURE.findall(output)
     killed_by = _signal(int(reported[-1]) if reported else status)
-    error = _last_exception(output)
-    explanation = f": {error}" if error else ""
-    if any(sign in (error or "") for sign in _OUT_OF_MEMORY):
-        return ProgramError(FailureCause.OUT_OF_MEMORY, f"{FIELD}: {program} ran out of memory{explanation}")
-    if killed_by is not None:
+    own, of_peer = _last_exceptions(output)
+    if own and any(sign in own for sign in _OUT_OF_MEMORY):
+        return ProgramError(FailureCause.OUT_OF_MEMORY, f"{FIELD}: {program} ran out of memory: {own}")
+    if killed_by not in (None, _ABORTED):
         return ProgramError(FailureCause.WORKER_LOST, f"a process of {program} was killed by {killed_by}")
-    if error and any(sign in error.lower() for sign in _COMMUNICATION):
-        return ProgramError(FailureCause.COMMUNICATION, f"{FIELD}: {program} lost its peers{explanation}")
-    return JobError(f"{FIELD}: {program} ended with exit status {status}{explanation}; see the log of the worker")
+    if own:
+        return JobError(f"{FIELD}: {program} ended with exit status {status}: {own}; see the log of the worker")
+    if of_peer or killed_by:  # NCCL aborts a process whose peers are gone
+        lost = of_peer or f"a process was ended by {killed_by}"
+        return ProgramError(FailureCause.COMMUNICATION, f"{FIELD}: {program} lost its peers: {lost}")
+    return JobError(f"{FIELD}: {program} ended with exit status {status}; see the log of the worker")
 
 
 def _signal(status: int) -> str | None:
@@ -52,8 +59,9 @@ def _signal(status: int) -> str | None:
     return signal.Signals(number).name if number in set(signal.Signals) else None
 
 
-def _last_exception(output: str) -> str | None:
-    """The last line of the last traceback of a process, without those of its launcher."""
-    found = [line for line in _EXCEPTION.findall(output) if not line.startswith(_OF_LAUNCHER)]
-    of_peers = [line for line in found if not any(sign in line.lower() for sign in _COMMUNICATION)]
-    return next((line[:_MAX_SHOWN_CHARACTERS] for line in reversed(of_peers or found)), None)
+def _last_exceptions(output: str) -> tuple[str | None, str | None]:
+    """The last lines of the last tracebacks: of an error of the program itself, and of one that a lost peer causes."""
+    found = [line[:_MAX_SHOWN_CHARACTERS] for line in _EXCEPTION.findall(output) if not line.startswith(_OF_LAUNCHER)]
+    own = [line for line in found if not _LOST_PEER.search(line)]
+    of_peer = [line for line in found if _LOST_PEER.search(line)]
+    return own[-1] if own else None, of_peer[-1] if of_peer else None

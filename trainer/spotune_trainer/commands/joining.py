@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial, wraps
+from types import TracebackType
 from typing import Any
 
 from torch import distributed
+from torch.distributed import distributed_c10d
 
 from spotune.errors import JobError
 from spotune.goodput import Part
@@ -21,6 +25,7 @@ from spotune_trainer import files
 from spotune_trainer.commands.environment import joined_task, place_of_process
 from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.observability.progress import ProgressReporter
+from spotune_trainer.training.failures import describe, record_failure
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
 from spotune_trainer.training_functions.opening import open_session
 from spotune_trainer.training_functions.session import LeaveGeneration, Session, enter_session
@@ -46,14 +51,17 @@ def join_command() -> Session | None:
     task = joined_task(os.environ)
     if task is None:
         return None
-    place = place_of_process(task, os.environ)
-    if place.world_size > 1 and not distributed.is_initialized():
+    place = place_of_process(os.environ)
+    if distributed.is_initialized():
+        place = replace(place, rank=distributed.get_rank(), world_size=distributed.get_world_size())
+    elif place.world_size > 1:
         raise JobError(
             "spotune_train needs the process group: call torch.distributed.init_process_group before its first function"
         )
     job = FinetuneJob.model_validate(task.job)
     logs = task.logs
-    files.write_json(logs.command_process(place.rank), {"exit": None, "savedStep": None})
+    _record_uncaught_failures(task, place)
+    _write_state(task, place, {"exit": None, "savedStep": None, "ended": False})
     resources = ExitStack()
     resources.enter_context(logging_to_file(logs.worker(place.rank)))
     reporter = ProgressReporter(logs, place.rank, job.spec.retry.hang_timeout.seconds)
@@ -69,19 +77,35 @@ def join_command() -> Session | None:
 
 
 def _leave(task: WorkerTask, place: RankPlacement, rank_exit: RankExit) -> LeaveProgram:
-    files.write_json(task.logs.command_process(place.rank), {"exit": rank_exit.value, "savedStep": None})
+    _write_state(task, place, {"exit": rank_exit.value, "savedStep": None, "ended": True})
     return LeaveProgram(rank_exit)
 
 
 def _finish(task: WorkerTask, place: RankPlacement, session: Session, resources: ExitStack) -> None:
     """Finish the commit in the background, and say which step was saved last."""
-    path = task.logs.command_process(place.rank)
     try:
-        state = files.read_json(path) or {}
-        files.write_json(path, {**state, "savedStep": session.newest_saved_step})
+        state = files.read_json(task.logs.command_process(place.node)) or {}
+        _write_state(task, place, {**state, "savedStep": session.newest_saved_step, "ended": True})
         session.finish_commits()
     finally:
         resources.close()
+
+
+def _write_state(task: WorkerTask, place: RankPlacement, state: dict[str, Any]) -> None:
+    """Tell the rank that runs the command. The first process of each node does."""
+    if place.local_rank == 0:
+        files.write_json(task.logs.command_process(place.node), state)
+
+
+def _record_uncaught_failures(task: WorkerTask, place: RankPlacement) -> None:
+    """Record the exception that ends this process: launchers report an exit status alone."""
+    show = sys.excepthook
+
+    def record_and_show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        record_failure(task.logs, describe(place.rank, error))
+        show(kind, error, trace)
+
+    sys.excepthook = record_and_show
 
 
 def _commit_before_groups_are_destroyed(session: Session) -> None:
@@ -93,4 +117,4 @@ def _commit_before_groups_are_destroyed(session: Session) -> None:
         session.finish_commits()
         destroy(group)
 
-    distributed.destroy_process_group = destroy_after_commit
+    distributed.destroy_process_group = distributed_c10d.destroy_process_group = destroy_after_commit

@@ -2,9 +2,10 @@
 
 Usage: python -m spotune_trainer.commands.keeper PROGRAM [ARGUMENT]...
 
-It exits with the program's exit status, or 128 + n if signal n has killed it. SIGTERM is passed on. Once the program
-ends, or the standard input is closed because the process that started this one has ended, all processes that the
-program has started are killed: launchers leave theirs behind when they are killed.
+It exits with the program's exit status, or 128 + n if signal n has killed it. SIGTERM is passed on, also to what a
+shell or launcher leaves behind when it ends by it. Otherwise, once the program ends, or the standard input is closed
+because the process that started this one has ended, all processes that the program has started are killed: launchers
+leave theirs behind when they are killed.
 
 Imports the standard library alone: it starts in milliseconds.
 """
@@ -25,12 +26,27 @@ _PR_SET_CHILD_SUBREAPER = 36
 def main(command: list[str]) -> int:
     """Run a command; returns its exit status."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become children of this process
+    is_to_end = threading.Event()
+
+    def pass_on(*_: object) -> None:
+        is_to_end.set()
+        for child in _children():
+            _send(child, signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, pass_on)
     program = os.posix_spawnp(
-        command[0], command, os.environ, file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+        command[0],
+        command,
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
+        setsigdef=[signal.SIGTERM],
     )
-    signal.signal(signal.SIGTERM, lambda *_: _send(program, signal.SIGTERM))
+    if is_to_end.is_set():  # since before there was a program
+        _send(program, signal.SIGTERM)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     status = _wait(program)
+    if is_to_end.is_set():
+        _let_children_end()
     _kill_children()
     return status
 
@@ -42,6 +58,15 @@ def _wait(program: int) -> int:
         if ended == program:
             code = os.waitstatus_to_exitcode(status)
             return 128 - code if code < 0 else code
+
+
+def _let_children_end() -> None:
+    """Let the processes that a launcher or shell has left behind end, too, which SIGTERM has not reached."""
+    for child in _children():
+        _send(child, signal.SIGTERM)
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-1, 0)
 
 
 def _exit_with_parent() -> None:

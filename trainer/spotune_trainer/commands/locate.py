@@ -40,7 +40,7 @@ def missing_program(job: FinetuneJob) -> str | None:
     if not found:
         where = f"in {folder}" if is_path else "on the path"
         return f"there is no program {program} {where}: {_REMEDY}, or install it in the image (cluster.image)"
-    script = next((argument for argument in arguments if argument.endswith(".py")), None)
+    script = next((each for each in arguments if each.endswith(".py") and len(each.split()) == 1), None)
     if script is not None and not script.startswith("-") and not (folder / script).exists():
         return f"there is no script {script} in {folder}: {_REMEDY}"
     return None

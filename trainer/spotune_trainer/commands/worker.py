@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from spotune.errors import InfrastructureError, JobError
+from spotune.errors import JobError
 from spotune.formatting import duration
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
@@ -31,7 +31,7 @@ from spotune_trainer.commands.locate import missing_program
 from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import ProgressReporter
-from spotune_trainer.training.failures import ProgramError
+from spotune_trainer.training.failures import ProgramError, RecordedError, recorded_failure
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
 from spotune_trainer.training.worker import TrainResult
 from spotune_trainer.training_functions.checkpoints import FolderCheckpoints, files_of
@@ -43,7 +43,7 @@ from spotune_trainer.training_functions.reporting import reporting
 logger = logging.getLogger("spotune.worker")
 
 _POLL_SECONDS = 0.25
-_TAIL_BYTES = 64 * 2**10
+_TAIL_BYTES = 16 * 2**10
 
 
 def run_command(task: WorkerTask, place: RankPlacement) -> TrainResult:
@@ -90,9 +90,9 @@ class _CommandRank:
                 process.stdin.close()  # whatever still runs is killed
         if self._is_joined:
             self.reporter.take_over()
-        rank_exit = self._exit_of_group()
+        rank_exit = self._exit_of_group(status)
         if rank_exit is None and status != 0:
-            raise failure_of(command[0], status, self._output())
+            raise self._recorded_failure() or failure_of(command[0], status, self._output())
         summary = self._finish() if rank_exit is None and self.place.rank == 0 else {}
         rank_exit = rank_exit or RankExit.TRAINED
         files.write_json(self.task.logs.command_result(self.place.node), {"exit": rank_exit.value})
@@ -128,7 +128,7 @@ class _CommandRank:
         while (status := process.poll()) is None:
             self._watch_progress()
             rank_exit, _ = read_notices(notices_of(self.task))
-            if rank_exit is not None and not self._is_joined and not self._has_signalled:
+            if rank_exit is not None and not self._leaves_by_itself() and not self._has_signalled:
                 logger.info("the worker group leaves: sends SIGTERM to the command")
                 self._has_signalled = True
                 self._signalled_exit = rank_exit
@@ -143,9 +143,13 @@ class _CommandRank:
             self._is_joined = True
             self.reporter.hand_over()
         self.reporter.heartbeat()
-        if self._is_joined or self.place.rank != 0:  # other nodes may print nothing
+        now = time.monotonic()
+        if self._is_joined:
+            self._watch_end(now)
             return
-        size, now = self._log.stat().st_size, time.monotonic()
+        if self.place.rank != 0:  # other nodes may print nothing
+            return
+        size = self._log.stat().st_size
         since, known = self._last_output
         if size != known:
             if known == self._begin:  # nothing else shows that a program without spotune_train has started
@@ -158,16 +162,38 @@ class _CommandRank:
                 "let the program print its progress, or call spotune_train.report",
             )
 
-    def _joined_process(self) -> dict[str, Any] | None:
-        """What the node's first process that uses `spotune_train` has written."""
-        return files.read_json(self.task.logs.command_process(self.place.rank))
+    def _watch_end(self, now: float) -> None:
+        """Watch a process whose own watchdog has ended, since its program has."""
+        if not (self._joined_process() or {}).get("ended"):
+            self._last_output = now, 0
+        elif now - self._last_output[0] > self.job.spec.retry.hang_timeout.seconds:
+            raise ProgramError(FailureCause.HANG, f"{FIELD} has ended its last step, and its processes do not exit")
 
-    def _exit_of_group(self) -> RankExit | None:
+    def _joined_process(self) -> dict[str, Any] | None:
+        """What the node's first process has written, if it uses `spotune_train`."""
+        return files.read_json(self.task.logs.command_process(self.place.node))
+
+    def _leaves_by_itself(self) -> bool:
+        """Whether the program leaves after its next checkpoint: it saves with `spotune_train`."""
+        return self._is_joined and choose_checkpoint(self.task.job_directory).checkpoint is not None
+
+    def _exit_of_group(self, status: int) -> RankExit | None:
         """Why the command has left before its end; None if it has not."""
         if self._has_signalled:
             return self._signalled_exit
         rank_exit = (self._joined_process() or {}).get("exit")
-        return RankExit(rank_exit) if rank_exit else None
+        if rank_exit:
+            return RankExit(rank_exit)
+        if status != 0 and not self._is_joined:  # another node has seen the notice first, and its program has left
+            return read_notices(notices_of(self.task))[0]
+        return None
+
+    def _recorded_failure(self) -> Exception | None:
+        """What a process of this node that uses `spotune_train` has recorded; not if only its peers were lost."""
+        first = self.place.rank
+        found = [recorded_failure(self.task.logs, rank) for rank in range(first, first + self.place.local_world_size)]
+        own = [failure for failure in found if failure and failure.cause != FailureCause.COMMUNICATION]
+        return RecordedError(own[0]) if own else None
 
     def _output(self) -> str:
         """The end of what the command has printed."""
@@ -180,8 +206,7 @@ class _CommandRank:
         """Export the model, on rank 0.
 
         Raises:
-            JobError: there is none.
-            InfrastructureError: the checkpoint that was saved last is not complete.
+            JobError: there is none, or the checkpoint that was saved last is not complete.
         """
         task, output = self.task, self.task.job_directory.command_output(self.task.generation)
         saved = (self._joined_process() or {}).get("savedStep")
@@ -190,8 +215,8 @@ class _CommandRank:
         step = max([int(line["step"]) for line in steps], default=0)
         if saved is not None:
             if chosen is None or chosen.name.step < saved:
-                raise InfrastructureError(
-                    f"the checkpoint of step {saved} is not complete: call spotune_train.checkpoint.save with "
+                raise JobError(
+                    f"{FIELD}: the checkpoint of step {saved} is not complete: call spotune_train.checkpoint.save with "
                     "wait=True before the program destroys its process group"
                 )
             name = chosen.name

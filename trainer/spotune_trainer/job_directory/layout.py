@@ -214,9 +214,9 @@ class GenerationLogs:
         """How the command of a node ended that did not fail."""
         return self.root / f"command-node-{node}.json"
 
-    def command_process(self, rank: int) -> Path:
-        """What a process of a command has agreed with spotune: it exists once it uses `spotune_train`."""
-        return self.root / f"command-rank-{rank:05d}.json"
+    def command_process(self, node: int) -> Path:
+        """State of the first process of a node's command; it exists once that uses `spotune_train`."""
+        return self.root / f"command-node-{node}-process.json"
 
     def failure(self, rank: int) -> Path:
         """Why `rank` failed, with its traceback."""

@@ -35,6 +35,21 @@ class ProgramError(InfrastructureError):
         return ProgramError, (self.cause, str(self))
 
 
+class RecordedError(SpotuneError):
+    """What a process that a command has started has recorded of its failure.
+
+    Attributes:
+        failure: as recorded.
+    """
+
+    def __init__(self, failure: RankFailure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+    def __reduce__(self) -> tuple[type[RecordedError], tuple[RankFailure]]:
+        return RecordedError, (self.failure,)
+
+
 def classify(error: BaseException) -> FailureCause:
     """The failure cause of an exception that a rank raised."""
     if isinstance(error, ProgramError):
@@ -54,6 +69,8 @@ def classify(error: BaseException) -> FailureCause:
 
 def describe(rank: int, error: BaseException) -> RankFailure:
     """The failure of `rank` that `error` caused."""
+    if isinstance(error, RecordedError):
+        return error.failure
     checkpoint = error.checkpoint if isinstance(error, CorruptCheckpointError) else None
     return RankFailure(
         rank=rank,
@@ -73,6 +90,12 @@ def _message(error: BaseException) -> str:
         remedy = "set it to false and execution.reproducible to none, or use another model"
         return f"execution.deterministic: {refused[1]} {NO_DETERMINISTIC_KERNEL}: {remedy}"
     return f"{type(error).__name__}: {error}"
+
+
+def recorded_failure(logs: GenerationLogs, rank: int) -> RankFailure | None:
+    """The failure that a process has recorded as `rank`; None if it has recorded none."""
+    value = files.read_json(logs.failure(rank))
+    return RankFailure(**value) if value is not None else None
 
 
 def record_failure(logs: GenerationLogs, failure: RankFailure) -> None:
