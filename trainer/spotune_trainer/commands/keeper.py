@@ -26,10 +26,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 def main(command: list[str]) -> int:
     """Run a command; returns its exit status."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans become children of this process
-    is_to_end = threading.Event()
+    is_terminating = threading.Event()
 
     def pass_on(*_: object) -> None:
-        is_to_end.set()
+        is_terminating.set()
         for child in _children():
             _send(child, signal.SIGTERM)
 
@@ -41,12 +41,12 @@ def main(command: list[str]) -> int:
         file_actions=[(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)],
         setsigdef=[signal.SIGTERM],
     )
-    if is_to_end.is_set():  # since before there was a program
+    if is_terminating.is_set():  # since before there was a program
         _send(program, signal.SIGTERM)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     status = _wait(program)
-    if is_to_end.is_set():
-        _let_children_end()
+    if is_terminating.is_set():
+        _let_children_exit()
     _kill_children()
     return status
 
@@ -60,7 +60,7 @@ def _wait(program: int) -> int:
             return 128 - code if code < 0 else code
 
 
-def _let_children_end() -> None:
+def _let_children_exit() -> None:
     """Let the processes that a launcher or shell has left behind end, too, which SIGTERM has not reached."""
     for child in _children():
         _send(child, signal.SIGTERM)

@@ -145,7 +145,7 @@ class _CommandRank:
         self.reporter.heartbeat()
         now = time.monotonic()
         if self._is_joined:
-            self._watch_end(now)
+            self._watch_exit(now)
             return
         if self.place.rank != 0:  # other nodes may print nothing
             return
@@ -162,7 +162,7 @@ class _CommandRank:
                 "let the program print its progress, or call spotune_train.report",
             )
 
-    def _watch_end(self, now: float) -> None:
+    def _watch_exit(self, now: float) -> None:
         """Watch a process whose own watchdog has ended, since its program has."""
         if not (self._joined_process() or {}).get("ended"):
             self._last_output = now, 0
