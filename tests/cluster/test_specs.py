@@ -32,7 +32,7 @@ from tests import ROOT
 from tests.cluster.operator_install import no_operator
 from tests.cluster.whole_operator import WholeOperator, whole_operator
 from tests.operator.support.event_loop import run
-from tests.operator.support.generated_specs import Spec, generated
+from tests.operator.support.generated_specs import KINDS, Spec, generated
 
 pytestmark = pytest.mark.cluster
 
@@ -107,7 +107,7 @@ def _credentials(cluster: ClusterUnderTest, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubectl.kubeconfig))
 
 
-@pytest.mark.parametrize("kind", PLURALS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_api_server_and_models_agree_about_generated_specs(
     kind: str, namespace: Kubectl, took: dict[str, float]
 ) -> None:

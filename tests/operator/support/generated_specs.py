@@ -66,6 +66,8 @@ _SERVICES: tuple[Spec, ...] = (
     },
 )
 _BASES: Mapping[str, tuple[Spec, ...]] = {KIND: _JOBS, SERVICE_KIND: _SERVICES}
+KINDS = tuple(_BASES)
+"""Kinds that specs are generated of. Those of sweeps have none: rules cannot read the values of a parameter."""
 """Valid specs by kind, one for each sort of job and service."""
 
 
