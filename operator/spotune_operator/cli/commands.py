@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from spotune.errors import UsageError
+from spotune_operator.cli.cluster.options import Context, Kubeconfig, Namespace, Output
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -22,14 +23,6 @@ _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the job.")]
 _JobOrService = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the job, or of the service if there is no such job; or ms/NAME.")
 ]
-_Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace to use. Default: the context's.")
-]
-_Kubeconfig = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Kubeconfig. Default: $KUBECONFIG or ~/.kube/config.")
-]
-_Context = Annotated[str, typer.Option(metavar="NAME", help="Context of the kubeconfig. Default: the current one.")]
-_Output = Annotated[Literal["text", "json"], typer.Option(help="Output format.")]
 _Timeout = Annotated[str, typer.Option(metavar="DURATION", help="Maximum time to wait, such as 30m.")]
 
 _INTERRUPTED = 130
@@ -46,10 +39,10 @@ def status(
     all_namespaces: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="Show the jobs and services of all namespaces.")
     ] = False,
-    output: _Output = "text",
-    namespace: _Namespace = "",
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = "",
+    output: Output = "text",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
 ) -> None:
     """Show the status of all jobs and services in tables, or of one in detail.
 
@@ -108,10 +101,10 @@ def _print_all(cluster: Cluster, output: str, *, all_namespaces: bool) -> None:
 
 def watch(
     name: _Name,
-    output: _Output = "text",
-    namespace: _Namespace = "",
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = "",
+    output: Output = "text",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
 ) -> int:
     """Watch a job until it ends. The exit code is 0 if it completed and 20 if it failed.
 
@@ -154,9 +147,9 @@ def logs(
     since: Annotated[
         str, typer.Option(metavar="DURATION", help="Of a service: print only lines this young, such as 5m.")
     ] = "",
-    namespace: _Namespace = "",
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = "",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
 ) -> int:
     """Print the logs of a job or service.
 
@@ -195,10 +188,10 @@ def logs(
 
 def events(
     name: _JobOrService,
-    output: _Output = "text",
-    namespace: _Namespace = "",
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = "",
+    output: Output = "text",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
 ) -> None:
     """Show the Kubernetes events of a job or service, its child objects and its pods, merged and in order of time.
 
@@ -226,10 +219,10 @@ def suspend(
     name: _Name,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until all pods are gone.")] = False,
     timeout: _Timeout = "",
-    output: _Output = "text",
-    namespace: _Namespace = "",
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = "",
+    output: Output = "text",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
 ) -> int:
     """Save a checkpoint and release the nodes. `spotune resume` continues from this checkpoint.
 
@@ -254,10 +247,10 @@ def resume(
     name: _Name,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it trains.")] = False,
     timeout: _Timeout = "",
-    output: _Output = "text",
-    namespace: _Namespace = "",
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = "",
+    output: Output = "text",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
 ) -> int:
     """Resume a suspended job from its last checkpoint.
 
@@ -281,9 +274,9 @@ def resume(
 def tensorboard(
     name: _Name,
     port: Annotated[int, typer.Option(min=0, max=65535, help="Local port. 0: any free port.")] = 6006,
-    namespace: _Namespace = "",
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = "",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
 ) -> None:
     """Run TensorBoard in a pod on the job's volume and forward it to this machine, until Ctrl-C.
 
@@ -308,10 +301,10 @@ def doctor(
         str,
         typer.Option(metavar="NAME", help="StorageClass that jobs will use. Default: the provider's or the cluster's."),
     ] = "",
-    output: _Output = "text",
-    namespace: _Namespace = "",
-    kubeconfig: _Kubeconfig = None,
-    context: _Context = "",
+    output: Output = "text",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
 ) -> int:
     """Check whether a cluster can run FinetuneJobs and ModelServices, and say how to fix what is missing.
 

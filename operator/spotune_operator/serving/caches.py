@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from spotune.custom_resource import API_VERSION
 from spotune.service import SERVICE_KIND
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL
 from spotune_operator.kube.applier import ChildKey
+from spotune_operator.kube.cached_resource import CachedResource, WrittenVersions
 from spotune_operator.kube.client import (
     HTTP_ROUTES,
     POD_MONITORS,
@@ -33,40 +33,10 @@ from spotune_operator.serving.state import (
 from spotune_operator.settings import Settings
 
 
-@dataclass(frozen=True)
-class CachedService:
-    """A ModelService in the cache.
+class CachedService(CachedResource):
+    """A ModelService in the cache."""
 
-    Attributes:
-        namespace: Its namespace.
-        name: Its name.
-        uid: Its uid.
-        version: Its ``resourceVersion``.
-        generation: Its ``metadata.generation``.
-        deleting: Whether it is being deleted.
-        spec: Its spec.
-        status: Its status; empty before the first reconcile.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    version: int
-    generation: int
-    deleting: bool
-    spec: Any
-    status: Mapping[str, Any]
-
-    @property
-    def key(self) -> ServiceKey:
-        """Namespace and name."""
-        return self.namespace, self.name
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The object without its status."""
-        metadata = {"name": self.name, "namespace": self.namespace}
-        return {"apiVersion": API_VERSION, "kind": SERVICE_KIND, "metadata": metadata, "spec": self.spec}
+    kind = SERVICE_KIND
 
     @property
     def jobs(self) -> set[str]:
@@ -74,21 +44,6 @@ class CachedService:
         spec = self.spec if isinstance(self.spec, dict) else {}
         parts = [spec.get("model"), *(spec.get("adapters") or ())]
         return {part["finetuneJob"] for part in parts if isinstance(part, dict) and part.get("finetuneJob")}
-
-
-def cached_service(raw: Mapping[str, Any]) -> CachedService:
-    """The cached form of a ModelService of the API server."""
-    metadata = raw["metadata"]
-    return CachedService(
-        namespace=metadata["namespace"],
-        name=metadata["name"],
-        uid=metadata["uid"],
-        version=int(metadata["resourceVersion"]),
-        generation=metadata["generation"],
-        deleting="deletionTimestamp" in metadata,
-        spec=raw.get("spec"),
-        status=raw.get("status") or {},
-    )
 
 
 @dataclass(frozen=True)
@@ -114,10 +69,10 @@ class ServiceCaches:
         kinds = [
             each for each in SERVICE_CHILDREN.values() if each is not POD_MONITORS or settings.monitoring_namespace
         ]
-        self._written: dict[ServiceKey, CachedService] = {}
+        self._written: WrittenVersions[CachedService] = WrittenVersions()
         self._namespaces = {
             name: _Namespace(
-                Reflector(kube, SERVICES, cached_service, lambda found: found.key, changed, namespace=name),
+                Reflector(kube, SERVICES, CachedService.of, lambda found: found.key, changed, namespace=name),
                 [
                     Reflector(
                         kube,
@@ -154,19 +109,11 @@ class ServiceCaches:
     def service(self, key: ServiceKey) -> CachedService | None:
         """A ModelService, in the newest version known; None if there is none of this key."""
         found = next(iter(self._namespace_of(key).services.of(key).values()), None)
-        written = self._written.get(key)
-        if found is None:
-            self._written.pop(key, None)
-            return None
-        if written is not None and written.uid == found.uid and written.version > found.version:
-            return written
-        self._written.pop(key, None)
-        return found
+        return self._written.newest(key, found)
 
     def put_written(self, raw: Mapping[str, Any]) -> None:
         """Store a service as returned by a write, until the watch reports that version."""
-        service = cached_service(raw)
-        self._written[service.key] = service
+        self._written.put(CachedService.of(raw))
 
     def serving(self, namespace: str, job: str) -> list[ServiceKey]:
         """Keys of the services that name this FinetuneJob."""

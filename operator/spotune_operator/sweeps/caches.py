@@ -4,67 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from spotune.custom_resource import API_VERSION
 from spotune.sweep import SWEEP_KIND
 from spotune_operator.children.trial import SWEEP_LABEL
+from spotune_operator.kube.cached_resource import CachedResource, WrittenVersions
 from spotune_operator.kube.client import JOBS, SWEEPS, Kube
 from spotune_operator.kube.reflector import Reflector
 from spotune_operator.settings import Settings
 from spotune_operator.sweeps.state import SweepKey, TrialJob, trial_job_view
 
 
-@dataclass(frozen=True)
-class CachedSweep:
-    """A FinetuneSweep in the cache.
+class CachedSweep(CachedResource):
+    """A FinetuneSweep in the cache."""
 
-    Attributes:
-        namespace: Its namespace.
-        name: Its name.
-        uid: Its uid.
-        version: Its ``resourceVersion``.
-        generation: Its ``metadata.generation``.
-        deleting: Whether it is being deleted.
-        spec: Its spec.
-        status: Its status; empty before the first reconcile.
-    """
-
-    namespace: str
-    name: str
-    uid: str
-    version: int
-    generation: int
-    deleting: bool
-    spec: Any
-    status: Mapping[str, Any]
-
-    @property
-    def key(self) -> SweepKey:
-        """Namespace and name."""
-        return self.namespace, self.name
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """The object without its status."""
-        metadata = {"name": self.name, "namespace": self.namespace}
-        return {"apiVersion": API_VERSION, "kind": SWEEP_KIND, "metadata": metadata, "spec": self.spec}
-
-
-def cached_sweep(raw: Mapping[str, Any]) -> CachedSweep:
-    """The cached form of a FinetuneSweep of the API server."""
-    metadata = raw["metadata"]
-    return CachedSweep(
-        namespace=metadata["namespace"],
-        name=metadata["name"],
-        uid=metadata["uid"],
-        version=int(metadata["resourceVersion"]),
-        generation=metadata["generation"],
-        deleting="deletionTimestamp" in metadata,
-        spec=raw.get("spec"),
-        status=raw.get("status") or {},
-    )
+    kind = SWEEP_KIND
 
 
 class SweepCaches:
@@ -77,9 +31,9 @@ class SweepCaches:
     """
 
     def __init__(self, kube: Kube, settings: Settings, changed: Callable[[SweepKey], None]) -> None:
-        self._written: dict[SweepKey, CachedSweep] = {}
+        self._written: WrittenVersions[CachedSweep] = WrittenVersions()
         self._sweeps = {
-            name: Reflector(kube, SWEEPS, cached_sweep, lambda found: found.key, changed, namespace=name)
+            name: Reflector(kube, SWEEPS, CachedSweep.of, lambda found: found.key, changed, namespace=name)
             for name in settings.namespaces
         }
         self._trials = {
@@ -98,17 +52,11 @@ class SweepCaches:
     def sweep(self, key: SweepKey) -> CachedSweep | None:
         """A FinetuneSweep, in the newest version known; None if there is none of this key."""
         reflector = self._sweeps.get("") or self._sweeps[key[0]]
-        found = next(iter(reflector.of(key).values()), None)
-        written = self._written.get(key)
-        if found is not None and written is not None and written.uid == found.uid and written.version > found.version:
-            return written
-        self._written.pop(key, None)
-        return found
+        return self._written.newest(key, next(iter(reflector.of(key).values()), None))
 
     def put_written(self, raw: Mapping[str, Any]) -> None:
         """Store a sweep as returned by a write, until the watch reports that version."""
-        sweep = cached_sweep(raw)
-        self._written[sweep.key] = sweep
+        self._written.put(CachedSweep.of(raw))
 
     def trials(self, sweep: CachedSweep) -> dict[int, TrialJob]:
         """The jobs of a sweep by number of the trial; one with its label but another owner is none of them."""

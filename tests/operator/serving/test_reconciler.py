@@ -14,7 +14,7 @@ from spotune_operator.errors import RefusedError
 from spotune_operator.kube.client import HTTP_ROUTES, SERVICE_CHILDREN, Kube, Resource
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.nodes import NodeView
-from spotune_operator.serving.caches import CachedService, ServiceCaches, cached_service
+from spotune_operator.serving.caches import CachedService, ServiceCaches
 from spotune_operator.serving.gateway_poller import GatewayPoller
 from spotune_operator.serving.reconciler import ServiceReconciler
 from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
@@ -99,7 +99,7 @@ class FakeCaches:
     clusters_: list[RayClusterView] = field(default_factory=list)
 
     def service(self, key: tuple[str, str]) -> CachedService | None:
-        return cached_service(self.kube.body) if self.kube.body else None
+        return CachedService.of(self.kube.body) if self.kube.body else None
 
     def put_written(self, raw: Mapping[str, Any]) -> None:
         assert raw == self.kube.body

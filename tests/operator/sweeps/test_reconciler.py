@@ -14,7 +14,7 @@ from aiohttp import web
 from spotune.sweep import FinetuneSweepStatus
 from spotune_operator.manager import Manager
 from spotune_operator.settings import Settings
-from spotune_operator.sweeps.caches import CachedSweep, cached_sweep
+from spotune_operator.sweeps.caches import CachedSweep
 from spotune_operator.sweeps.events import sweep_events
 from spotune_operator.sweeps.state import trial_job_view
 from tests.api.support.sweep_files import a_sweep
@@ -149,7 +149,7 @@ def test_an_operator_that_may_not_list_sweeps_still_reconciles_jobs() -> None:
 
 
 def events_between(before: SweepScenario, after: FinetuneSweepStatus) -> list[tuple[str, str, str]]:
-    sweep: CachedSweep = cached_sweep(raw_sweep())
+    sweep: CachedSweep = CachedSweep.of(raw_sweep())
     found = sweep_events(sweep, before.status, after, NOW)
     return [(event["type"], event["reason"], event["message"]) for event in found]
 

@@ -6,9 +6,11 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
+
+from spotune_operator.cli.cluster.options import Context, Kubeconfig, Namespace, Output
 
 _WIDE: Final = 240
 
@@ -18,16 +20,10 @@ def sweep(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write a page that compares the trials to this HTML file.")
     ] = None,
-    output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
-    namespace: Annotated[
-        str, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace to use. Default: the context's.")
-    ] = "",
-    kubeconfig: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Kubeconfig. Default: $KUBECONFIG or ~/.kube/config.")
-    ] = None,
-    context: Annotated[
-        str, typer.Option(metavar="NAME", help="Context of the kubeconfig. Default: the current one.")
-    ] = "",
+    output: Output = "text",
+    namespace: Namespace = "",
+    kubeconfig: Kubeconfig = None,
+    context: Context = "",
 ) -> None:
     """Show the trials of a FinetuneSweep, the best first: state, objective, parameters, and GPU time.
 
