@@ -28,15 +28,15 @@ from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.commands.environment import FIELD, environment_of
 from spotune_trainer.commands.exit_status import failure_of
 from spotune_trainer.commands.locate import missing_program
-from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.failures import ProgramError, RecordedError, recorded_failure
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
 from spotune_trainer.training.worker import TrainResult
-from spotune_trainer.training_functions.checkpoints import FolderCheckpoints, files_of
+from spotune_trainer.training_functions.checkpoints import files_of
 from spotune_trainer.training_functions.export import export_model
 from spotune_trainer.training_functions.notices import notices_of, read_notices
+from spotune_trainer.training_functions.opening import folder_checkpoints
 from spotune_trainer.training_functions.ranks import Ranks
 from spotune_trainer.training_functions.reporting import reporting
 
@@ -232,15 +232,7 @@ class _CommandRank:
 
     def _commit(self, output: Path, step: int) -> CheckpointName:
         """Commit what the program has written as the last checkpoint."""
-        plan = RunPlan.from_json(self.task.plan)
-        checkpoints = FolderCheckpoints(
-            self.task.job_directory,
-            self.task.generation,
-            plan.fingerprint,
-            plan.version,
-            self.job.spec.checkpoint,
-            Ranks(0, 1, None, self.reporter.heartbeat),
-            lambda problem: self.reporter.update(checkpointProblem=problem),
-        )
+        alone = Ranks(0, 1, None, self.reporter.heartbeat)
+        checkpoints = folder_checkpoints(self.task, self.job, self.reporter, alone)
         with checkpoints.heartbeats():
             return checkpoints.commit(step, output, self.reporter.sync).name

@@ -42,17 +42,7 @@ def open_session(
     ranks, of_commits = (
         Ranks(place.rank, place.world_size, group, reporter.heartbeat) for group in _groups(place.world_size, job)
     )
-    reporter.update(checkpointProblem=None)  # a later change from the background adds no field
-    plan = RunPlan.from_json(task.plan)
-    checkpoints = FolderCheckpoints(
-        task.job_directory,
-        task.generation,
-        plan.fingerprint,
-        plan.version,
-        job.spec.checkpoint,
-        of_commits,
-        lambda problem: reporter.update(checkpointProblem=problem),
-    )
+    checkpoints = folder_checkpoints(task, job, reporter, of_commits)
     restored = None
     if task.restore is not None:
         name = CheckpointName.parse(task.restore)
@@ -61,6 +51,30 @@ def open_session(
         reporter.record_event("restored", step=name.step, checkpoint=str(name))
         reporter.record_startup("restore")
     return Session(task.generation, restored, checkpoints, ranks, reporter, notices_of(task), leave=leave)
+
+
+def folder_checkpoints(
+    task: WorkerTask, job: FinetuneJob, reporter: ProgressReporter, ranks: Ranks
+) -> FolderCheckpoints:
+    """The checkpoints of a job with code of the user.
+
+    Args:
+        task: of the generation.
+        job: the job.
+        reporter: of the rank; shows what holds up a commit.
+        ranks: which commit together.
+    """
+    reporter.update(checkpointProblem=None)  # a later change from the background adds no field
+    plan = RunPlan.from_json(task.plan)
+    return FolderCheckpoints(
+        task.job_directory,
+        task.generation,
+        plan.fingerprint,
+        plan.version,
+        job.spec.checkpoint,
+        ranks,
+        lambda problem: reporter.update(checkpointProblem=problem),
+    )
 
 
 def _groups(world_size: int, job: FinetuneJob) -> tuple[Any, Any]:
