@@ -77,6 +77,10 @@ RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
     uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
 
 FROM pytorch AS trainer
+# Reads code of the user (training.codeFrom.git).
+RUN apt-get update --quiet --quiet \
+    && apt-get install --quiet --quiet --yes --no-install-recommends git openssh-client > /dev/null \
+    && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
     --mount=type=bind,from=tools,source=/packages/trainer.txt,target=/tmp/packages.txt \
     uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt

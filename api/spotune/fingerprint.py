@@ -11,7 +11,7 @@ _FINGERPRINTED_SECTIONS = {
     "model": {"tokenSecretRef"},
     "adapter": frozenset[str](),
     "dataset": {"credentials", "maxSkipped"},
-    "training": {"epochs", "maxSteps", "maxBadSteps", "evaluation", "command", "code", "config"},
+    "training": {"epochs", "maxSteps", "maxBadSteps", "evaluation", "command", "code", "codeFrom", "config"},
 }
 """Sections that define what is trained, and their fields that do not: duration, credentials, limits, evaluation, and
 and code of the user's own. Of `execution`, only a precision of 8 bits belongs to it."""

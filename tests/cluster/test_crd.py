@@ -13,6 +13,7 @@ from spotune.job_file.yaml_file import Document
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from tests import ROOT
+from tests.api.job.test_code_source import REFUSED_CODE
 from tests.api.job.test_training_function import REFUSED
 from tests.api.job_file.test_broken_job_values import BROKEN
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
@@ -106,6 +107,14 @@ def test_what_a_training_function_does_not_read_is_refused(
         job["spec"][name] = {**job["spec"].get(name, {}), **section}
     section = message.split(".")[1].partition(":")[0]
     with pytest.raises(KubectlError, match=rf"spec\.{section}.*(with training.function|package.module:function)"):
+        create(cluster.kubectl, json.dumps(job), "--dry-run=server")
+
+
+@pytest.mark.parametrize(("code_from", "message"), REFUSED_CODE)
+def test_wrong_sources_of_code_are_refused(code_from: dict[str, Any], message: str, cluster: ClusterUnderTest) -> None:
+    job = yaml.safe_load(OWN_FUNCTION.read_text())
+    job["spec"]["training"] |= {"code": "", "codeFrom": code_from}
+    with pytest.raises(KubectlError, match=re.escape(message)):
         create(cluster.kubectl, json.dumps(job), "--dry-run=server")
 
 

@@ -1,6 +1,5 @@
-"""The example of a program under torchrun on the cluster: one launcher per pod, a lost pod, and the same model."""
+"""The example of a program under torchrun on the cluster, from git: a launcher per pod, a lost pod, the same model."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.cluster.faults.harness import FaultHarness
 from tests.cluster.finetune_jobs import CLAIM, INPUTS, SMALL, WORKERS, Workplace
 from tests.cluster.operator_install import Operator
 from tests.trainer.training_functions.ranks import run_generation
+from tests.trainer.user_code.git_server import REPOSITORY, make_repository
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -26,13 +26,16 @@ COMMAND = ("torchrun", "train.py", "--epochs", "10", "--rows", "1280", "--save-e
 
 
 def manifest(workplace: Workplace, pause_seconds: float) -> dict[str, Any]:
-    """A FinetuneJob with the example's program, whose code is on the volume."""
+    """A FinetuneJob with the example's program, whose code is in a git repository on the volume."""
     return {
         "apiVersion": "spotune.dev/v1alpha1",
         "kind": "FinetuneJob",
         "metadata": {"name": CODE, "namespace": workplace.kubectl.namespace},
         "spec": {
-            "training": {"command": [*COMMAND, str(pause_seconds)], "code": f"{INPUTS}/{CODE}"},
+            "training": {
+                "command": [*COMMAND, str(pause_seconds)],
+                "codeFrom": {"git": {"url": f"file://{INPUTS}/{CODE}/{REPOSITORY}", "revision": "main"}},
+            },
             "workers": {"count": WORKERS, "min": WORKERS, "gpus": 0, "resources": SMALL},
             "head": {"resources": SMALL},
             "storage": {"existingClaim": CLAIM},
@@ -46,8 +49,8 @@ def manifest(workplace: Workplace, pause_seconds: float) -> dict[str, Any]:
 def test_torchrun_trains_through_the_loss_of_a_pod_to_the_bits_of_an_undisturbed_run(
     cluster: ClusterUnderTest, operator: Operator, workplace: Workplace, tmp_path: Path
 ) -> None:
-    (workplace.inputs / CODE).mkdir()
-    shutil.copy(ROOT / "examples" / CODE / "train.py", workplace.inputs / CODE)
+    program = ROOT / "examples" / CODE / "train.py"
+    (commit,) = make_repository(workplace.inputs / CODE, {"train.py": program.read_text(encoding="utf-8")})
     workplace.add_input(CODE)
     with workplace.running(manifest(workplace, pause_seconds=0.4)) as job:
         harness = FaultHarness(cluster, Fault(cluster), operator, job)
@@ -58,7 +61,9 @@ def test_torchrun_trains_through_the_loss_of_a_pod_to_the_bits_of_an_undisturbed
 
     assert ended.status["restarts"]["total"] == 1
     assert [line["step"] for line in artifacts.steps()] == list(range(1, STEPS + 1))
+    assert {line["code"] for line in artifacts.ledger.records("generation-started")} == {commit}
     undisturbed = JobDirectory(tmp_path / "undisturbed")
     local = FinetuneJob.model_validate(manifest(workplace, pause_seconds=0.0))
-    run_generation(undisturbed, replace_fields(local, {"spec.training.code": str(workplace.inputs / CODE)}), nodes=2)
+    code = {"spec.training.code": str(program.parent), "spec.training.codeFrom": None}
+    run_generation(undisturbed, replace_fields(local, code), nodes=2)
     assert (artifacts.directory.export / "state.pt").read_bytes() == (undisturbed.export / "state.pt").read_bytes()

@@ -1,4 +1,4 @@
-"""The example of a training function on the cluster: two faults, one after the other, and the same model."""
+"""The example of a training function on the cluster, from a ConfigMap: two faults, and the same model."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from tests import ROOT
 from tests.cluster.faults import pods, processes
 from tests.cluster.faults.harness import FaultHarness
-from tests.cluster.finetune_jobs import CLAIM, INPUTS, SMALL, WORKERS, Workplace
+from tests.cluster.finetune_jobs import CLAIM, SMALL, WORKERS, Workplace
 from tests.cluster.operator_install import Operator
 from tests.trainer.training_functions.ranks import run_generation
 
@@ -29,13 +29,14 @@ FAULTS = (processes.worker_process_killed, pods.head_pod_deleted_by_force)
 
 
 def manifest(workplace: Workplace, config: Mapping[str, Any]) -> dict[str, Any]:
-    """A FinetuneJob with the example's training function, whose code is on the volume."""
+    """A FinetuneJob with the example's training function, whose code is in a ConfigMap."""
+    training = {"function": "slow_epochs:main", "codeFrom": {"configMap": {"name": CODE}}}
     return {
         "apiVersion": "spotune.dev/v1alpha1",
         "kind": "FinetuneJob",
         "metadata": {"name": CODE, "namespace": workplace.kubectl.namespace},
         "spec": {
-            "training": {"function": "slow_epochs:main", "code": f"{INPUTS}/{CODE}", "config": {**CONFIG, **config}},
+            "training": {**training, "config": {**CONFIG, **config}},
             "workers": {"count": WORKERS, "min": WORKERS, "gpus": 0, "resources": SMALL},
             "head": {"resources": SMALL},
             "storage": {"existingClaim": CLAIM},
@@ -52,11 +53,8 @@ def manifest(workplace: Workplace, config: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def harness(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace) -> Iterator[FaultHarness]:
     """The job into which all tests of this module inject faults."""
-    folder = workplace.inputs / CODE
-    folder.mkdir()
-    for file in FILES:
-        shutil.copy(file, folder)
-    workplace.add_input(CODE)
+    code = {file.name: file.read_text(encoding="utf-8") for file in FILES}
+    workplace.kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CODE}, "data": code})
     with workplace.running(manifest(workplace, {"epochs": ENDLESS, "pause": PAUSE_SECONDS})) as job:
         yield FaultHarness(cluster, Fault(cluster), operator, job)
 
@@ -80,8 +78,13 @@ def test_model_and_status_are_those_of_an_undisturbed_run(
     assert ended.status["restarts"]["total"] == len(FAULTS)
     harness.assert_status_invariants(artifacts)
     assert [line["step"] for line in artifacts.steps()] == list(range(1, epochs + 1))
-    undisturbed = JobDirectory(tmp_path / "undisturbed")
-    config = {"epochs": epochs, "pause": 0.0}
-    local = FinetuneJob.model_validate(manifest(workplace, config))
-    run_generation(undisturbed, replace_fields(local, {"spec.training.code": str(workplace.inputs / CODE)}))
+    versions = {line["code"] for line in artifacts.ledger.records("generation-started")}
+    assert len(versions) == 1, "all groups have trained with the same code"
+    undisturbed, folder = JobDirectory(tmp_path / "undisturbed"), tmp_path / "code"
+    folder.mkdir()
+    for file in FILES:
+        shutil.copy(file, folder)
+    local = FinetuneJob.model_validate(manifest(workplace, {"epochs": epochs, "pause": 0.0}))
+    code = {"spec.training.code": str(folder), "spec.training.codeFrom": None}
+    run_generation(undisturbed, replace_fields(local, code))
     assert (artifacts.directory.export / "state.pt").read_bytes() == (undisturbed.export / "state.pt").read_bytes()

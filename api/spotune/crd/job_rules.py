@@ -309,7 +309,7 @@ _JOB = (
 
 _EXTENDABLE: Final = ("epochs", "maxSteps")
 """Fields that may be increased after the first checkpoint, to train longer."""
-_CHANGEABLE: Final = ("code", "config")
+_CHANGEABLE: Final = ("command", "code", "codeFrom", "config")
 """Fields that may change at any time."""
 _FROZEN_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "model": ModelSpec,

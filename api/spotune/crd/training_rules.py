@@ -6,8 +6,15 @@ from typing import Final
 from pydantic import BaseModel
 
 from spotune.crd.cel_rules import Rule
+from spotune.crd.user_code_rules import CODE_FROM_RULES
 from spotune.job import BestSpec, EvaluationSpec, HarnessSpec, TrainingSpec
-from spotune.job.training.hyperparameters import LABEL_OBJECTIVES, PREFERENCE_OBJECTIVES, SCHEDULE_FREE_SCHEDULERS
+from spotune.job.training.hyperparameters import (
+    LABEL_OBJECTIVES,
+    NO_FOLDER,
+    PREFERENCE_OBJECTIVES,
+    SCHEDULE_FREE_SCHEDULERS,
+    TWO_CODES,
+)
 from spotune.job.training.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS
 
 
@@ -108,11 +115,15 @@ _TRAINING = (
     ),
     Rule("self.function == '' || size(self.command) == 0", "set function or command, not both", "command"),
     Rule("size(self.command) == 0 || self.command[0] != ''", "has no program: its first entry is empty", "command"),
-    Rule("!self.code.contains('://')", "must be a folder: code is not read from stores", "code"),
-    Rule(
-        "self.function != '' || size(self.command) > 0 || self.code == ''",
-        "is only used by function and command: set one of them, or remove it",
-        "code",
+    Rule("!self.code.contains('://')", NO_FOLDER, "code"),
+    Rule("self.code == '' || !has(self.codeFrom)", TWO_CODES, "codeFrom"),
+    *(
+        Rule(
+            f"self.function != '' || size(self.command) > 0 || {unset}",
+            "is only used by function and command: set one of them, or remove it",
+            field,
+        )
+        for field, unset in (("code", "self.code == ''"), ("codeFrom", "!has(self.codeFrom)"))
     ),
     Rule("self.warmupRatio == 0.0 || self.warmupSteps == 0", "set warmupRatio or warmupSteps, not both", "warmupSteps"),
     Rule(
@@ -208,5 +219,6 @@ TRAINING_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     BestSpec: _BEST,
     HarnessSpec: _HARNESS,
     TrainingSpec: _TRAINING,
+    **CODE_FROM_RULES,
 }
 """CEL rules of spec.training by section."""

@@ -1,6 +1,6 @@
 """CEL rules of jobs that a function or command of the user trains (training.function, training.command)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from pydantic import BaseModel
@@ -13,6 +13,25 @@ from spotune.job.finetunejob import (
     NOT_WITH_USER_CODE,
     USED_WITH_USER_CODE,
 )
+from spotune.job.training.code_source import (
+    ARCHIVE,
+    NO_ARCHIVE,
+    NOT_ONE_SOURCE,
+    NOT_WITHIN,
+    ArchiveSource,
+    CodeFromSpec,
+)
+
+CODE_FROM_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
+    ArchiveSource: (Rule(f"self.source.matches(r'{ARCHIVE}')", NO_ARCHIVE, "source"),),
+    CodeFromSpec: (
+        Rule(
+            "[has(self.git), has(self.archive), has(self.configMap)].filter(given, given).size() == 1", NOT_ONE_SOURCE
+        ),
+        Rule("!self.directory.startsWith('/') && !('..' in self.directory.split('/'))", NOT_WITHIN, "directory"),
+    ),
+}
+"""Rules of spec.training.codeFrom by section."""
 
 OPTIONAL_SECTIONS: Final = ("self.model", "self.dataset")
 """CEL paths of the sections that only a job with code of the user does not have."""

@@ -29,7 +29,7 @@ KIND: Final = "FinetuneJob"
 _REPRODUCIBLE: Final = "execution.reproducible worldSize"
 
 USED_WITH_USER_CODE: Final = {
-    "training": ("function", "command", "code", "config"),
+    "training": ("function", "command", "code", "codeFrom", "config"),
     "checkpoint": ("keep", "keepEverySteps"),
 }
 """Fields of these sections that a job with code of the user may set; other sections than these have none."""

@@ -30,6 +30,7 @@ SOURCE_FIELDS = (
     "spec.dataset.eval.source",
     "spec.dataset.prepare.source",
     "spec.training.code",
+    "spec.training.codeFrom.archive.source",
     "spec.training.evaluation.sql.databases",
     "spec.training.evaluation.harness.includePath",
 )

@@ -30,6 +30,7 @@ def trainer_job(job: FinetuneJob) -> FinetuneJob:
         spec.pop(section, None)
     spec.get("model", {}).pop("tokenSecretRef", None)
     spec.get("dataset", {}).pop("credentials", None)
+    (spec.get("training", {}).get("codeFrom", {}).get("git") or {}).pop("tokenSecretRef", None)
     for field in ("capacity", "onDemandAfter", "resources", "serviceAccountName", "podTemplate"):
         spec.get("workers", {}).pop(field, None)
     named = {"name": metadata["name"], "namespace": job.metadata.namespace}

@@ -1,12 +1,16 @@
 """Environment variables of a job's containers: its Secrets, and Ray's token."""
 
-from typing import Any
+from typing import Any, Final
 
 from spotune.custom_resource.base import SecretKeyRef
 from spotune.job import CredentialsSpec
 from spotune.job.output import HUB_TOKEN
+from spotune.job.training.code_source import CONFIG_MAP_FOLDER, GIT_TOKEN
 from spotune_operator.children.pod_template.environment import secret_variable, variable
 from spotune_operator.children.resolved_job import ResolvedJob
+
+CODE_FOLDER: Final = "/etc/spotune-code"
+"""Mount path of the ConfigMap of `training.codeFrom.configMap`."""
 
 
 def job_environment(resolved: ResolvedJob) -> list[dict[str, Any]]:
@@ -24,6 +28,19 @@ def job_environment(resolved: ResolvedJob) -> list[dict[str, Any]]:
     if endpoint:
         # boto3 and the AWS SDKs read the first variable, MosaicML streaming reads the second.
         found += [variable(name, endpoint) for name in ("AWS_ENDPOINT_URL", "S3_ENDPOINT_URL")]
+    return found
+
+
+def code_environment(resolved: ResolvedJob) -> list[dict[str, Any]]:
+    """Variables of the head alone, which reads the code of the user: the token of git, and where the ConfigMap is."""
+    code_from = resolved.job.spec.training.code_from
+    if code_from is None:
+        return []
+    found = []
+    if code_from.git is not None and code_from.git.token_secret_ref is not None:
+        found.append(secret_variable(GIT_TOKEN, code_from.git.token_secret_ref))
+    if code_from.config_map is not None:
+        found.append(variable(CONFIG_MAP_FOLDER, CODE_FOLDER))
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from spotune_operator.children.config import JOB_FILE
-from spotune_operator.children.environment import credentials, job_environment, ray_token
+from spotune_operator.children.environment import CODE_FOLDER, code_environment, credentials, job_environment, ray_token
 from spotune_operator.children.pod_template.environment import variables
 from spotune_operator.children.pod_template.layers import (
     Pod,
@@ -62,16 +62,23 @@ def head_pod(resolved: ResolvedJob) -> Pod:
         StalledError: The pod template or the resources are invalid.
     """
     amounts = _resources(resolved, "head", HEAD_CONTAINER, HEAD)
-    # KubeRay's head Service has only the ports of the first container, so this one names the supervisor's port.
-    ray = _ray_container(resolved, HEAD_CONTAINER, (GCS, DASHBOARD, METRICS, PROGRESS), WORKER_LOSS)
-    ray["lifecycle"] = {"preStop": {"exec": {"command": ["bash", "-c", _STOP_AFTER_SUPERVISOR]}}}
     capacity = resolved.job.spec.head.capacity
     grace = grace_seconds(resolved.provider, capacity)
+    # KubeRay's head Service has only the ports of the first container, so this one names the supervisor's port.
+    ray = _ray_container(resolved, HEAD_CONTAINER, (GCS, DASHBOARD, METRICS, PROGRESS), WORKER_LOSS)
+    supervisor = _supervisor(resolved, grace - DRAIN_MARGIN_SECONDS)
+    code = _code_volumes(resolved)
+    for container in (ray, supervisor):
+        container["env"] += code_environment(resolved)
+        container["volumeMounts"] += [
+            {"name": volume["name"], "mountPath": CODE_FOLDER, "readOnly": True} for volume in code
+        ]
+    ray["lifecycle"] = {"preStop": {"exec": {"command": ["bash", "-c", _STOP_AFTER_SUPERVISOR]}}}
     enforced = _enforced_spec(resolved, capacity, gpus=False, grace=grace)
-    enforced["containers"] = [ray | {"resources": amounts}, _supervisor(resolved, grace - DRAIN_MARGIN_SECONDS)]
-    enforced["volumes"].append({"name": "job", "configMap": {"name": resolved.name}})
-    supervisor = default_container(SUPERVISOR_CONTAINER, shm=False) | {"resources": SUPERVISOR}
-    defaults = default_pod_spec([default_container(HEAD_CONTAINER), supervisor], shared_memory(amounts))
+    enforced["containers"] = [ray | {"resources": amounts}, supervisor]
+    enforced["volumes"] += [{"name": "job", "configMap": {"name": resolved.name}}, *code]
+    default_supervisor = default_container(SUPERVISOR_CONTAINER, shm=False) | {"resources": SUPERVISOR}
+    defaults = default_pod_spec([default_container(HEAD_CONTAINER), default_supervisor], shared_memory(amounts))
     defaults["volumes"] += _own_volumes(resolved)
     return Pod(_template(resolved, "head", defaults, enforced), amounts)
 
@@ -129,6 +136,14 @@ def _enforced_spec(resolved: ResolvedJob, capacity: Capacity, *, gpus: bool, gra
 def _own_volumes(resolved: ResolvedJob) -> list[dict[str, Any]]:
     """With a bucket: the volume of the pod's own, which the user's template may replace, as by a local disk."""
     return [{"name": DATA_VOLUME, "emptyDir": {}}] if resolved.bucket else []
+
+
+def _code_volumes(resolved: ResolvedJob) -> list[dict[str, Any]]:
+    """The ConfigMap with the code of the user. It is optional: a run that has read it starts without it."""
+    code_from = resolved.job.spec.training.code_from
+    if code_from is None or code_from.config_map is None:
+        return []
+    return [{"name": "code", "configMap": {"name": code_from.config_map.name, "optional": True}}]
 
 
 def _enforced_container(resolved: ResolvedJob, name: str, environment: list[dict[str, Any]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from spotune_operator.providers import PROVIDERS, Provider, ProviderName, detect
 from spotune_operator.settings import Settings
 
 _FIELDS_WITHOUT_PODS: Final[Mapping[str, frozenset[str]]] = {
-    "training": frozenset({"epochs", "maxSteps", "maxBadSteps", "evaluation", "code", "config"}),
+    "training": frozenset({"epochs", "maxSteps", "maxBadSteps", "evaluation", "command", "code", "config"}),
     "workers": frozenset({"count", "min", "resizeCooldown", "onDemandAfter"}),
     "storage": frozenset({"size", "retain"}),
 }

@@ -79,7 +79,7 @@ def test_the_full_example_names_every_field_there_is(tmp_path: Path) -> None:
     exempt |= {"job.spec.dataset.text", "job.spec.dataset.messages"}
     exempt |= {"job.spec.training.preference.beta", "job.spec.training.preference.target_margin"}
     exempt |= {"job.spec.dataset.mixture", "job.spec.dataset.mixture_temperature"}  # instead of train and prepare
-    user_code = ("function", "command", "code", "config")  # instead of all the others
+    user_code = ("function", "command", "code", "code_from", "config")  # instead of all the others
     exempt |= {f"job.spec.training.{field}" for field in user_code}
     exempt |= {"job.spec.workers.resources.requests", "job.spec.head.resources.limits"}
     exempt |= {"job.spec.serving.resources.requests", "job.spec.serving.gateway.resources.limits"}

@@ -1,12 +1,14 @@
 """Head and worker pods: the enforced fields survive any template; all other fields are defaults."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spotune_operator.children.config import config_map
 from spotune_operator.children.pod_template.layers import Pod
 from spotune_operator.children.pods import head_pod, worker_pod
 from spotune_operator.errors import PodTemplateError, ResourcesError, StalledError
@@ -19,7 +21,15 @@ from spotune_operator.providers import (
     Capacity,
     Provider,
 )
-from tests.operator.support.resolved_jobs import container, environment, head, holds, resolved_job_of, worker
+from tests.operator.support.resolved_jobs import (
+    container,
+    environment,
+    head,
+    holds,
+    resolved_job_of,
+    with_user_code,
+    worker,
+)
 
 WORKER, HEAD, SUPERVISOR = "ray-worker", "ray-head", "supervisor"
 CAPACITIES: tuple[Capacity, ...] = ("spot", "on-demand")
@@ -71,6 +81,23 @@ def test_supervisor_gets_rays_address_and_token() -> None:
     variables = environment(head(), SUPERVISOR)
     assert variables["RAY_AUTH_MODE"] == "token"
     assert variables["RAY_AUTH_TOKEN"] == {"secretKeyRef": {"name": "spotune-job", "key": "auth_token"}}
+
+
+def test_the_head_alone_gets_the_config_map_with_code_and_the_token_of_git() -> None:
+    resolved = with_user_code(codeFrom={"configMap": {"name": "own-code"}})
+    pod = head_pod(resolved).template["spec"]
+    assert {"name": "code", "configMap": {"name": "own-code", "optional": True}} in pod["volumes"]
+    token = {"name": "git", "key": "token"}
+    git = with_user_code(codeFrom={"git": {"url": "https://a/b", "tokenSecretRef": token}})
+    with_token = head_pod(git).template["spec"]
+    for name in (HEAD, SUPERVISOR):
+        mount = {"name": "code", "mountPath": "/etc/spotune-code", "readOnly": True}
+        assert mount in container(pod, name)["volumeMounts"]
+        assert environment(pod, name)["SPOTUNE_CODE_CONFIG_MAP"] == "/etc/spotune-code"
+        assert environment(with_token, name)["GIT_TOKEN"] == {"secretKeyRef": token}
+    for job in (resolved, git):
+        assert not re.search(r"own-code|GIT_TOKEN", str(worker_pod(job, "spot")))
+    assert "tokenSecretRef" not in config_map(git)["data"]["job.yaml"]
 
 
 def test_progress_is_a_port_of_the_first_container_because_kuberays_service_has_only_those() -> None:

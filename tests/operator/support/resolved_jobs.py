@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from spotune.job import FinetuneJob
 from spotune_operator.children.pod_template.layers import Pod
 from spotune_operator.children.pods import head_pod, worker_capacities, worker_pod
 from spotune_operator.children.resolved_job import ResolvedJob, resolve
@@ -13,6 +14,12 @@ from tests.api.support.job_files import a_job
 def resolved_job_of(provider: Provider = NONE, uid: str = "", **sections: Any) -> ResolvedJob:
     """A small resolved job, with sections of its spec replaced."""
     return resolve(a_job(**sections), provider, uid=uid)
+
+
+def with_user_code(**training: Any) -> ResolvedJob:
+    """A resolved job with a training function, and more fields of `training`."""
+    spec = {"training": {"function": "train:train", **training}, "workers": {"count": 2, "gpus": 0}}
+    return resolve(FinetuneJob.model_validate({"metadata": {"name": "job"}, "spec": spec}), NONE, uid="")
 
 
 def worker(provider: Provider = NONE, sections: Mapping[str, Any] | None = None, **workers: Any) -> dict[str, Any]:

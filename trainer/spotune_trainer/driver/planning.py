@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 
 from spotune.errors import JobError
 from spotune.fingerprint import fingerprint
@@ -13,6 +14,7 @@ from spotune.job_file.load import replace_fields
 from spotune.plan.execution import resolve_minimum
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint
+from spotune_trainer.commands.locate import missing_user_code
 from spotune_trainer.data.datasets import Datasets, open_datasets
 from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.data.mixture_schedule import MixtureSchedule
@@ -21,6 +23,7 @@ from spotune_trainer.job_directory.job import has_commits
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.run_plan import RunPlan, library_versions, requested
 from spotune_trainer.models.pretrained import load_config
+from spotune_trainer.user_code.fetch import fetch_code, with_code
 
 logger = logging.getLogger("spotune.driver")
 
@@ -81,10 +84,14 @@ def plan_run(
 
 def _plan_of_user_code(job: FinetuneJob, directory: JobDirectory, checkpoint: Checkpoint | None) -> RunPlan:
     """The plan of a job with a training function or command, which decides all but the number of workers itself."""
+    code = _read_code(job, directory)
     value, job_fingerprint = files.read_json(directory.plan), fingerprint(job)
     if value is not None and checkpoint is not None:
         plan = RunPlan.from_json(value)
         _check_fingerprint(plan, job_fingerprint, directory)
+        if plan.code != code:
+            plan = replace(plan, code=code)
+            save_plan(directory, plan)
         return plan
     plan = RunPlan(
         version=1,
@@ -94,6 +101,7 @@ def _plan_of_user_code(job: FinetuneJob, directory: JobDirectory, checkpoint: Ch
         gradient_checkpointing=False,
         function=job.spec.training.function,
         command=shlex.join(job.spec.training.command),
+        code=code,
         reason=f"training.{'function' if job.spec.training.function else 'command'} decides how it trains",
         data={},
         requested=requested(job.spec.execution),
@@ -101,6 +109,20 @@ def _plan_of_user_code(job: FinetuneJob, directory: JobDirectory, checkpoint: Ch
     )
     save_plan(directory, plan)
     return plan
+
+
+def _read_code(job: FinetuneJob, directory: JobDirectory) -> str:
+    """Read the code of the user from `training.codeFrom`; returns its version, or an empty string.
+
+    Raises:
+        JobError: it cannot be read, or lacks the function or the script of the job.
+        InfrastructureError: its source cannot be reached.
+    """
+    version = fetch_code(job, directory)
+    problem = missing_user_code(with_code(job, directory, version)) if version else None
+    if problem:
+        raise JobError(f"{problem.field}: {problem.message}")
+    return version
 
 
 def _check_fingerprint(plan: RunPlan, job_fingerprint: str, directory: JobDirectory) -> None:

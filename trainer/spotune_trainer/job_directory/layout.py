@@ -8,6 +8,7 @@ logs/gen-7/{steps.jsonl, events.jsonl, progress.json, worker-0.log, stacks-rank-
 logs/driver-3.log logs/tensorboard/
 export/ previous-export-step-900/ export-ema/
 data/train/manifest.json
+code/{source.json, 3f2a91c0.tar}
 compiled/
 profile/{flops.txt, flops.json}
 ```
@@ -132,6 +133,15 @@ class JobDirectory:
     def data_manifest(self) -> Path:
         """What `dataset.prepare` read, wrote and cut."""
         return self.data / "train" / "manifest.json"
+
+    @property
+    def code_source(self) -> Path:
+        """From where the code of the user was read last, with its version."""
+        return self.root / "code" / "source.json"
+
+    def code(self, version: str) -> Path:
+        """The code of the user of one version, as a tar file."""
+        return self.root / "code" / f"{version}.tar"
 
     @property
     def compiled(self) -> Path:

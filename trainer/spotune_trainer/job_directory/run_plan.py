@@ -43,6 +43,8 @@ class RunPlan:
         peer_copy_from: number of workers from which each has memory for a commit of another node, if
             `checkpoint.peerCopy` is auto; None: none has, as in older plans.
         function: training function of the user, which decides all of these values itself; empty: there is none.
+        command: command of the user, likewise.
+        code: version of the code of the user that was read from `training.codeFrom`; empty: there is none.
         reason: explanation of these values for people.
         data: hash of each data set's index by role (train, eval).
         requested: `execution` of the job as last applied.
@@ -68,6 +70,7 @@ class RunPlan:
     peer_copy_from: int | None = None
     function: str = ""
     command: str = ""
+    code: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -90,10 +93,11 @@ class RunPlan:
     @property
     def layout(self) -> dict[str, Any]:
         """What decides how each worker trains, for the ledger."""
+        code = {"code": self.code} if self.code else {}
         if self.function:
-            return {"function": self.function}
+            return {"function": self.function, **code}
         if self.command:
-            return {"command": self.command}
+            return {"command": self.command, **code}
         return {"zeroStage": self.zero_stage, "microBatchSize": self.micro_batch_size}
 
     @property

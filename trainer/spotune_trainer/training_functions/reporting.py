@@ -13,6 +13,7 @@ from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.failures import describe, record_failure
 from spotune_trainer.training.task import RankPlacement, WorkerTask
+from spotune_trainer.user_code.fetch import with_code
 
 logger = logging.getLogger("spotune.worker")
 
@@ -29,7 +30,7 @@ def reporting(task: WorkerTask, place: RankPlacement) -> Iterator[tuple[Finetune
         start = task.restore or "the beginning"
         logger.info("rank %d of %d on %s: starts from %s", rank, place.world_size, process, start)
         try:
-            yield job, reporter
+            yield with_code(job, task.job_directory, task.plan.get("code", "")), reporter
         except BaseException as error:
             logger.exception("rank %d failed", rank)
             record_failure(logs, describe(rank, error))

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 from pydantic.alias_generators import to_camel
 
 from spotune.custom_resource.base import NonNegativeInt, OptionalSource, PositiveInt, Section, invalid
+from spotune.job.training.code_source import CodeFromSpec
 from spotune.job.training.evaluation import EvaluationSpec
 from spotune.job.training.metric import ALL_OBJECTIVE_METRICS, OBJECTIVE_METRICS, is_harness_metric
 from spotune.job.training.user_code import Command, TrainingFunction, UserConfig
@@ -57,6 +58,10 @@ SCHEDULE_FREE_SCHEDULERS: Final = ("constant", "constant_with_warmup")
 _ADAM_FIELDS: Final = ("adam_beta1", "adam_beta2", "adam_epsilon")
 
 
+NO_FOLDER: Final = "must be a folder: for a repository or an archive, use codeFrom"
+TWO_CODES: Final = "set code or codeFrom, not both"
+
+
 class TrainingSpec(Section):
     """Hyperparameters. Names follow Hugging Face TrainingArguments."""
 
@@ -70,6 +75,9 @@ class TrainingSpec(Section):
     code: OptionalSource = ""
     """Folder with the modules of function, or in which command runs, such as a path on the shared volume. Empty: they
     are in the image. It may change at any time and applies to the next worker group."""
+    code_from: CodeFromSpec | None = None
+    """Read code from a git repository, an archive or a ConfigMap, in place of code. It may change at any time and
+    applies to the next worker group."""
     config: UserConfig = Field(default={})
     """Argument of function; for command, it is in SPOTUNE_CONFIG as JSON. It may change until the job has ended, and
     applies to the next worker group."""
@@ -145,9 +153,11 @@ class TrainingSpec(Section):
         if self.command and not self.command[0]:
             invalid("command", "has no program: its first entry is empty")
         if "://" in self.code:
-            invalid("code", "must be a folder: code is not read from stores")
+            invalid("code", NO_FOLDER)
+        if self.code and self.code_from is not None:
+            invalid("codeFrom", TWO_CODES)
         if not self.has_user_code:
-            for field, value in (("code", self.code), ("config", self.config)):
+            for field, value in (("code", self.code), ("codeFrom", self.code_from), ("config", self.config)):
                 if value:
                     invalid(field, "is only used by function and command: set one of them, or remove it")
         return self

@@ -13,6 +13,7 @@ from spotune_testcluster.errors import CannotRunHereError
 PACKAGES = (
     "ca-certificates",
     "curl",
+    "git",
     "iproute2",
     "libbz2-1.0",
     "libexpat1",

@@ -40,7 +40,8 @@ def _generation_started(event: Mapping[str, Any]) -> str:
     lost = f", {event['stepsLost']} steps to repeat" if event.get("stepsLost") else ""
     user_code = event.get("function") or event.get("command")
     how = user_code or f"ZeRO-{event['zeroStage']}, micro-batch {event['microBatchSize']}"
-    return f"{event['worldSize']} worker(s) start {origin}{lost} ({how})"
+    code = f", code {event['code'][:12]}" if event.get("code") else ""
+    return f"{event['worldSize']} worker(s) start {origin}{lost} ({how}{code})"
 
 
 def _committed(event: Mapping[str, Any]) -> str:

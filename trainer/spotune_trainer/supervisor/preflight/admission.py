@@ -12,6 +12,7 @@ from spotune.errors import JobError, Problem, UsageError
 from spotune.fingerprint import changed_fields
 from spotune.job import CredentialsSpec, FinetuneJob
 from spotune.job.output import HUB_TOKEN
+from spotune.job.training.code_source import GIT_TOKEN
 from spotune.job_file.load import parse_job, read_job_file, replace_fields, resolve_paths, sources_of
 from spotune.job_file.problems import parse_path
 from spotune.job_file.yaml_file import Document
@@ -25,6 +26,8 @@ from spotune_trainer.job_directory.layout import JobDirectory
 _GPU_DEVICES = "nvidia[0-9]*"
 
 _NO_SECRETS = "Secrets need a cluster; on one machine set {} in the environment"
+
+_NO_CONFIG_MAP = "a ConfigMap needs a cluster: on one machine, set training.code to a folder with the files"
 
 _STORE_VARIABLES = (
     *("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"),
@@ -89,7 +92,11 @@ def _suspension(job: FinetuneJob) -> list[Problem]:
 def _missing_functions(job: FinetuneJob) -> list[Problem]:
     """A problem for each function of `training.evaluation.metrics` that is missing, and for code of the user."""
     found = [Problem(reason, f"spec.{FIELD}") for reason in missing_functions(job.spec.training.evaluation)]
-    problem = missing_user_code(job)
+    code_from = job.spec.training.code_from
+    if code_from is not None:  # it is read once the run has a folder
+        problem = Problem(_NO_CONFIG_MAP, "spec.training.codeFrom.configMap") if code_from.config_map else None
+    else:
+        problem = missing_user_code(job)
     return [*found, problem] if problem else found
 
 
@@ -112,6 +119,10 @@ def missing_secrets(job: FinetuneJob, environment: Mapping[str, str]) -> list[Pr
     token = environment.get(HUB_TOKEN) or environment.get("HF_TOKEN")
     if hub is not None and hub.token_secret_ref is not None and not token:
         found.append(Problem(_NO_SECRETS.format(HUB_TOKEN), "spec.output.hub.tokenSecretRef"))
+    code_from = spec.training.code_from
+    git = code_from.git if code_from is not None else None
+    if git is not None and git.token_secret_ref is not None and not environment.get(GIT_TOKEN):
+        found.append(Problem(_NO_SECRETS.format(GIT_TOKEN), "spec.training.codeFrom.git.tokenSecretRef"))
     of_stores = {
         "spec.dataset.credentials": dataset.credentials if dataset is not None else None,
         "spec.storage.credentials": spec.storage.credentials,

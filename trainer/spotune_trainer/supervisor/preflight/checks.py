@@ -69,7 +69,7 @@ def checks_of(job: FinetuneJob, directory: JobDirectory, bucket: str = "") -> di
     if job.spec.training.has_user_code:
         return {
             "storage-semantics": Check(lambda: check_file_system(directory.root)),
-            "user-code": Check(lambda: check_user_code(job)),
+            "user-code": Check(lambda: check_user_code(job, directory)),
         }
     found: list[ModelFacts] = []
 

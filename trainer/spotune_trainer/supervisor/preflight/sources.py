@@ -24,6 +24,7 @@ from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.preflight.admission import missing_sources
 from spotune_trainer.supervisor.preflight.object_store import read_object
+from spotune_trainer.user_code.fetch import described, fetch_code, with_code
 
 _Response = TypeVar("_Response")
 
@@ -124,17 +125,22 @@ def check_metrics(job: FinetuneJob) -> str:
     return f"the image has {', '.join(filter(is_function, evaluation.metrics))}"
 
 
-def check_user_code(job: FinetuneJob) -> str:
-    """Check that the function of `training.function`, or the program of `training.command`, exists; it is not run.
+def check_user_code(job: FinetuneJob, directory: JobDirectory) -> str:
+    """Read the code of the user, and check that it has the function or the program of the job; it is not run.
 
     Raises:
-        JobError: it is missing.
+        JobError: it is missing, or the code cannot be read.
+        InfrastructureError: the source of the code cannot be reached.
     """
     refuse_missing(job, lambda _: True)
-    if problem := missing_user_code(job):
+    version = fetch_code(job, directory)
+    if problem := missing_user_code(with_code(job, directory, version)):
         raise JobError(f"{problem.field}: {problem.message}")
     training = job.spec.training
-    return f"{training.code or 'the image'} has {training.function or training.command[0]}"
+    place = training.code or "the image"
+    if training.code_from is not None:
+        place = described(training.code_from, version)
+    return f"{place} has {training.function or training.command[0]}"
 
 
 def check_harness(job: FinetuneJob) -> str:

@@ -1,0 +1,1 @@
+"""Code of the user that is read before workers start."""
