@@ -1,4 +1,4 @@
-"""Ray's examples of DeepSpeed and Lightning on the cluster: a worker, the head and a node are lost; the same model."""
+"""Three examples of Ray on the cluster: a worker, the head and a node are lost, and the model is the same."""
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -61,7 +61,24 @@ def _of_lightning(export: Path) -> Mapping[str, torch.Tensor]:
     return weights
 
 
+def _of_spotune_train(export: Path) -> Mapping[str, torch.Tensor]:
+    weights: Mapping[str, torch.Tensor] = torch.load(export / "state.pt", weights_only=True)["model"]
+    return weights
+
+
 EXAMPLES = (
+    Example(
+        "ray-fashion-mnist",
+        "slow_fashion",
+        {
+            ".": (SLOW / "slow_fashion.py",),
+            "ray_examples": tuple(RAY_EXAMPLES / f"{name}.py" for name in ("__init__", "fashion_mnist")),
+        },
+        {"batch_size_per_worker": 32, "lr": 0.05, "every": 3},
+        pause=0.4,
+        steps_per_epoch=4,
+        weights=_of_spotune_train,
+    ),
     Example(
         "ray-deepspeed",
         "slow_pairs",
