@@ -168,7 +168,7 @@ def _state_files(directory: JobDirectory) -> Iterator[Path]:
     """The files that supervisor and driver write for others, and that exist."""
     single = (
         *(directory.job, directory.plan, directory.status, directory.ledger, directory.result),
-        *(directory.preflight, directory.harness),
+        *(directory.preflight, directory.harness, directory.code_source),
     )
     yield from (path for path in single if path.exists())
     yield from sorted(directory.logs.glob("driver-*.log"))

@@ -20,6 +20,7 @@ from spotune.job_file.load import replace_fields
 from spotune_trainer import files
 from spotune_trainer.bucket.client import open_bucket
 from spotune_trainer.bucket.link import link_of
+from spotune_trainer.bucket.writer import push_file
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.user_code.archive import copy_config_map, unpack_archive
 from spotune_trainer.user_code.git import fetch_commit
@@ -43,6 +44,7 @@ def fetch_code(job: FinetuneJob, directory: JobDirectory) -> str:
     Raises:
         JobError: the source does not exist, access is denied, or it has no such revision.
         InfrastructureError: it cannot be reached.
+        BucketError: the bucket of the job cannot be reached.
     """
     code_from = job.spec.training.code_from
     if code_from is None:
@@ -66,6 +68,9 @@ def fetch_code(job: FinetuneJob, directory: JobDirectory) -> str:
     if (version, source) != (found, known.get("source")):
         logger.info("code of the user: %s", described(code_from, found))
         files.write_json(directory.code_source, {"source": source, "version": found})
+        link = link_of(directory)
+        if link is not None:  # before a group trains with it
+            push_file(open_bucket(link.url), directory, link, directory.code_source)
     return found
 
 
