@@ -166,9 +166,8 @@ test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank
 
 .PHONY: test
 test: $(READY) ## All that CI runs: lint, type, every test but the long ones
-	@$(MAKE) --no-print-directory --jobs 2 lint type cluster-build-here
 	@mkdir -p build
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-kubernetes test-here test-ray
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 checked-kubernetes checked-here
 	@echo "The ten slowest tests:"
 	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p
 	@grep --no-filename '^RERUN ' build/pytest-*.txt | sort --unique | sed 's/^RERUN/Failed at the first try:/' || true
@@ -186,11 +185,15 @@ coverage: $(READY) ## The tests without a Kubernetes, measured: coverage of api 
 	$(BIN)/coverage report --include 'serve/*' --fail-under 85
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
 
-# The parts of `make test`. The tests on a Kubernetes and on a Ray wait for much of their time, so two parts run at once, those
-# that wait less at a lower priority.
+# The parts of `make test`. The build of the cluster and the tests on it are the longest part, and wait for much of their time.
+# So the other tests run beside them, at a lower priority. No test starts if the code breaks a rule of style or types.
 # A test that fails is tried once more, because the machine may be shared. The last lines name each; mend it as any other bug.
 PYTEST := $(BIN)/pytest --reruns 1 -raR
-.PHONY: cluster-build-here test-kubernetes test-here test-ray
+.PHONY: checked-kubernetes checked-here cluster-build-here test-kubernetes test-here test-ray
+checked-kubernetes: cluster-build-here lint type
+	@$(MAKE) --no-print-directory test-kubernetes
+checked-here: lint type # Ray's after the others: with those on a Kubernetes, all three at once are too much for two processors
+	@failed=0; for part in test-here test-ray; do $(MAKE) --no-print-directory $$part || failed=1; done; exit $$failed
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
 	@$(BIN)/python -m compileall -q api operator serve trainer # pods share this folder, and cannot write what changed since the set-up
 	@if $(BIN)/spotune-testcluster check; then $(BIN)/spotune-testcluster build; fi
@@ -199,5 +202,5 @@ test-kubernetes:
 	@failed=0; $(PYTEST) -m "cluster and not long" > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
 test-here:
 	nice -n 10 $(PYTEST) -m "not cluster and not ray and not long" 2>&1 | tee build/pytest-here.txt
-test-ray: # starts when one of the other two has ended: all three at once are too much for two processors
+test-ray:
 	@failed=0; nice -n 5 $(PYTEST) -m "ray and not long" > build/pytest-ray.txt 2>&1 || failed=1; cat build/pytest-ray.txt; exit $$failed

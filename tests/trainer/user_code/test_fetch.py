@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from spotune.errors import InfrastructureError, JobError
+from spotune.errors import InfrastructureError, JobError, UsageError
 from spotune.job import FinetuneJob
 from spotune_trainer.driver.planning import plan_run
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.supervisor.preflight.admission import check_directory
 from spotune_trainer.supervisor.preflight.sources import check_user_code
 from spotune_trainer.training.task import RankExit
 from spotune_trainer.user_code.fetch import fetch_code, with_code
@@ -180,6 +181,18 @@ class TestConfigMap:
     def test_one_machine_has_none(self, directory: JobDirectory) -> None:
         with pytest.raises(JobError, match=r"configMap needs a cluster: on one machine, set training\.code"):
             fetch_code(job_from(configMap={"name": "own-code"}), directory)
+
+
+def test_a_directory_whose_preflight_has_read_the_code_is_that_of_a_new_job(
+    tmp_path: Path, directory: JobDirectory
+) -> None:
+    make_repository(tmp_path, {"train.py": TRAIN})
+    job = job_from(git={"url": f"file://{tmp_path / REPOSITORY}"})
+    check_user_code(job, directory)
+    check_directory(directory, job)
+    (directory.root / "notes.txt").touch()
+    with pytest.raises(UsageError, match="holds other files and no job"):
+        check_directory(directory, job)
 
 
 @pytest.mark.slow

@@ -85,7 +85,7 @@ MODULES = (
         {"./provisioner": "provisioner", "./gpuplugin": "gpuplugin", "./networkpolicy": "networkpolicy"},
         sources=("go.mod", "go.sum", "provisioner/*.go", "gpuplugin/*.go", "networkpolicy/*.go"),
     ),
-    Module("helm", {"helm.sh/helm/v3/cmd/helm": "helm"}),
+    Module("binaries", {"helm.sh/helm/v3/cmd/helm": "helm"}),
     Module("kubeconform", {"github.com/yannh/kubeconform/cmd/kubeconform": "kubeconform"}),
     Module("gitops", {"./health": "health"}, sources=("go.mod", "go.sum", "health/*.go")),
 )

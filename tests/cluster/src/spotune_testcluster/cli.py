@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -16,7 +17,7 @@ from spotune_testcluster import binaries, faults, requirements, volumes
 from spotune_testcluster.cluster import Cluster, list_clusters
 from spotune_testcluster.errors import ClusterError
 from spotune_testcluster.home import REPOSITORY, Home
-from spotune_testcluster.images import build_images, load_image
+from spotune_testcluster.images import build_images, build_layers, load_image
 from spotune_testcluster.providers import Capacity, Provider
 from spotune_testcluster.settings import NodeSettings
 
@@ -79,7 +80,10 @@ def build() -> None:
     start = time.monotonic()
     requirements.check()
     home = Home.default().root
-    programs = binaries.build(home, _report)
+    with ThreadPoolExecutor() as pool:
+        built_layers = pool.submit(build_layers, home, REPOSITORY, _report)
+        programs = binaries.build(home, _report)
+        built_layers.result()
     build_images(home, REPOSITORY, programs / "gpuplugin", _report)
     _report(f"everything is built: {_since(start)}")
 

@@ -36,22 +36,27 @@ def build_images(home: Path, repository: Path, gpu_plugin: Path, report: Callabl
     """
     store = Store(home / "images")
     environment = Environment.of(repository)
-    base_key = key_of(REVISION, base_image.base_content())
     template_key = key_of(
-        REVISION, base_key, str(environment.venv), base_image.PAUSE_SOURCE.read_text(), _digest(gpu_plugin)
+        REVISION, _base_key(), str(environment.venv), base_image.PAUSE_SOURCE.read_text(), _digest(gpu_plugin)
     )
 
-    def make_base(entry: Path) -> None:
-        report("installing a Debian for the base image")
-        base_image.make_base_layer(entry)
-
     def make_template(entry: Path) -> None:
-        base = store.get("base", base_key, make_base) / "layer.tar"
+        base = _base_layer(store, report)
         report("importing the images into the nodes' template")
         _make_template(entry, base, gpu_plugin, environment)
 
     template = store.get("template", template_key, make_template) / "root"
     return Images(template, layers.get_layers(store, repository, report))
+
+
+def build_layers(home: Path, repository: Path, report: Callable[[str], None]) -> None:
+    """Build the parts of the images that need no program of `binaries`, and so can be built beside those.
+
+    Args and raises: as `build_images`.
+    """
+    store = Store(home / "images")
+    _base_layer(store, report)
+    layers.get_layers(store, repository, report)
 
 
 def prune_images(home: Path, in_use: Iterable[Images], unused_seconds: float = SECONDS_KEPT) -> list[Path]:
@@ -66,6 +71,18 @@ def prune_images(home: Path, in_use: Iterable[Images], unused_seconds: float = S
     keep = [path for images in in_use for path in (images.template, *images.layers.values())]
     kinds = ("base", "template", *layers.KINDS)
     return [removed for kind in kinds for removed in store.prune(kind, keep, unused_seconds)]
+
+
+def _base_key() -> str:
+    return key_of(REVISION, base_image.base_content())
+
+
+def _base_layer(store: Store, report: Callable[[str], None]) -> Path:
+    def make(entry: Path) -> None:
+        report("installing a Debian for the base image")
+        base_image.make_base_layer(entry)
+
+    return store.get("base", _base_key(), make) / "layer.tar"
 
 
 def _make_template(entry: Path, base: Path, gpu_plugin: Path, environment: Environment) -> None:

@@ -193,8 +193,13 @@ def _check_usable(directory: JobDirectory) -> None:
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise UsageError(f"{nearest} cannot be written to: give another --directory, or change its permissions")
     is_job_directory = any(path.exists() for path in (directory.job, directory.status, directory.bucket))
-    if nearest == root and not is_job_directory and any(not path.name.startswith(".") for path in root.iterdir()):
+    if nearest == root and not is_job_directory and any(map(_is_foreign, root.iterdir())):
         raise UsageError(f"{root} holds other files and no job: give an empty or a new --directory")
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether neither a file system nor a preflight that ended early has put this into the folder of a new job."""
+    return not path.name.startswith(".") and path != JobDirectory(path.parent).code_source.parent
 
 
 def _check_same_fingerprint(directory: JobDirectory, earlier: FinetuneJob, job: FinetuneJob) -> None:
