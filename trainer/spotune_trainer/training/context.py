@@ -27,7 +27,14 @@ from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.models.flops import ModelShape
 from spotune_trainer.models.lora import attach_adapter
 from spotune_trainer.models.packed_attention import enable_packed_attention
-from spotune_trainer.models.pretrained import DTYPES, build_model, build_uninitialized, check_vocabulary, load_config, load_tokenizer
+from spotune_trainer.models.pretrained import (
+    DTYPES,
+    build_model,
+    build_uninitialized,
+    check_vocabulary,
+    load_config,
+    load_tokenizer,
+)
 from spotune_trainer.objectives.build import training_objective
 from spotune_trainer.objectives.reference import ReferenceLogProbs, reference_folder
 from spotune_trainer.observability.progress import ProgressReporter
