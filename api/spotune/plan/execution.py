@@ -18,8 +18,8 @@ from spotune.plan.training_setup import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION
 
 COMPILE_SECONDS = 40.0
 """What compiling costs a run at most: a first start on an H200 compiles for 15 to 40 s (ADR 24)."""
-SECONDS_SAVED = (1 / 54_448 - 1 / 75_916) / 1.1e9
-"""What compiled layers save per token and parameter: 1.1 billion parameters on one H200 went from 54,448 to 75,916
+SECONDS_SAVED = (1 / 56_099 - 1 / 77_501) / 1.1e9
+"""What compiled layers save per token and parameter: 1.1 billion parameters on one H200 went from 56,099 to 77,501
 tokens per second (docs/benchmarks.md). Slower devices save more."""
 
 

@@ -127,6 +127,7 @@ def test_the_key_changes_with_shapes_versions_and_architecture(runs: Runs, monke
 
 
 @pytest.mark.slow
+@torch._inductor.config.patch({"cpp.vec_isa_ok": True})  # otherwise it compiles a program for each instruction set
 def test_a_start_from_the_cache_runs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = compile_once(tmp_path, "first")
     monkeypatch.setenv("PATH", "/nowhere")  # there is no g++ either
