@@ -149,7 +149,6 @@ def _log_mixture(job: FinetuneJob, datasets: Datasets) -> None:
 
 
 def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_memory_bytes: int) -> RunPlan:
-    workers = job.spec.workers
     asked = requested(job.spec.execution)
     can_be_eager = job.spec.execution.compile == "auto" and not job.spec.execution.is_fp8
     config, why_eager = load_config(job).to_dict(), ""
