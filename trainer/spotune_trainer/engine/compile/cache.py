@@ -86,7 +86,7 @@ class CompileCache:
             there is nothing to read.
         """
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self._local)
-        os.environ["TRITON_CACHE_DIR"] = str(self._local / "triton")  # by default each GPU has its own
+        os.environ["TRITON_CACHE_DIR"] = str(self._local / "triton" / os.environ.get("LOCAL_RANK", "0"))
         source = self._fill()
         self._kept = {name for name, _ in self._found()} if source else set()
         return source

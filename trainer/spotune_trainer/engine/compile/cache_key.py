@@ -63,13 +63,13 @@ def compile_key(job: FinetuneJob, plan: RunPlan, config: PretrainedConfig) -> di
 
 
 def device() -> str:
-    """The kind of GPU of this process, or of processor: code for one may not run on another."""
+    """The kind of GPU of this process, or of processor with its threads: code for one may not fit another."""
     if torch.cuda.is_available():
         major, minor = torch.cuda.get_device_capability()
         return f"{torch.cuda.get_device_name()} {major}.{minor}"
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     described = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
-    return f"cpu {files.content_key(described)[:8]}"
+    return f"cpu {files.content_key(described)[:8]} {torch.get_num_threads()}"
 
 
 def _version(package: str) -> str | None:

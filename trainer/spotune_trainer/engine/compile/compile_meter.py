@@ -83,8 +83,9 @@ def _prepare() -> None:
         from torch._inductor.codecache import CacheBase, torch_key
 
         if torch.cuda.is_available():
-            AsyncCompile.warm_pool()
-            AsyncCompile.use_process_pool()  # sends the first task, which makes them import what they need
+            compiler: Any = AsyncCompile
+            compiler.warm_pool()
+            compiler.use_process_pool()  # sends the first task, which makes them import what they need
         torch_key()
         CacheBase.get_system()
     except Exception as error:  # noqa: BLE001 - the compiler does it again, and reports what is wrong
