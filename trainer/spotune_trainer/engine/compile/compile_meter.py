@@ -44,20 +44,20 @@ class CompileMeter:
         self._seconds = 0.0
         self._since: float | None = None
         self._before = _counts()
-        callback.callback_handler.register_start_callback(self._begin)
-        callback.callback_handler.register_end_callback(self._end)
+        callback.callback_handler.register_start_callback(self._compiler_starts)
+        callback.callback_handler.register_end_callback(self._compiler_stops)
 
     def stop(self) -> Compilation:
         """What was compiled so far. Measures no longer."""
-        callback.callback_handler.remove_start_callback(self._begin)
-        callback.callback_handler.remove_end_callback(self._end)
+        callback.callback_handler.remove_start_callback(self._compiler_starts)
+        callback.callback_handler.remove_end_callback(self._compiler_stops)
         hits, misses = (now - before for now, before in zip(_counts(), self._before, strict=True))
         return Compilation(round(self._seconds, 3), hits + misses, hits)
 
-    def _begin(self, *_: Any) -> None:
+    def _compiler_starts(self, *_: Any) -> None:
         self._since = time.monotonic()
 
-    def _end(self, *_: Any) -> None:
+    def _compiler_stops(self, *_: Any) -> None:
         if self._since is not None:
             self._seconds += time.monotonic() - self._since
             self._since = None
