@@ -173,7 +173,7 @@ class MeasuredWorker(QuicklyBuiltWorker):
 def measure(case: Case, rank: int, world_size: int, trace: Path | None) -> dict[str, Any]:
     """Train a case and return its measurements."""
     root = Path(tempfile.mkdtemp()) if rank == 0 else None
-    task, planned = from_first_rank(_make_task(root, case, world_size) if root else None)
+    task, planned = from_first_rank(make_case_task(root, case, world_size) if root else None)
     directory = JobDirectory(Path(task.directory))
     logs = directory.generation_logs(task.generation)
     started, held = time.monotonic(), torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
@@ -193,7 +193,7 @@ def measure(case: Case, rank: int, world_size: int, trace: Path | None) -> dict[
     return found if root else {}
 
 
-def _make_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dict[str, Any]]:
+def make_case_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask, dict[str, Any]]:
     """The task of the ranks, and the settings that the plan chose."""
     directory = JobDirectory(root / "job")
     directory.root.mkdir()

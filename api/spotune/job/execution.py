@@ -39,8 +39,8 @@ class ExecutionSpec(Section):
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
     """Attention implementation, with the names of transformers."""
     compile: Annotated[Literal["auto"] | bool, expecting("auto, true or false")] = "auto"
-    """Compile layers and loss with torch.compile. auto: on GPUs if rows are packed and all weights are trained, or if
-    precision is fp8 or fp8-rowwise."""
+    """Compile layers and loss with torch.compile. auto: on GPUs if rows are packed, all weights are trained and the
+    run is not too short for it to pay, or if precision is fp8 or fp8-rowwise."""
     precision: Precision = "auto"
     """Precision of the matrix products in the layers of a causal model. auto: model.dtype. bf16: the same, if that is
     bfloat16. fp8: 8-bit floats with one scale per matrix, on GPUs from compute capability 8.9 (L4, H100). fp8-rowwise:

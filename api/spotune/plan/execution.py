@@ -16,6 +16,12 @@ from spotune.plan.memory import CPU_RUNTIME_BYTES, GPU_RUNTIME_BYTES, MemoryEsti
 from spotune.plan.parameters import TrainedParameters
 from spotune.plan.training_setup import CPU_USABLE_FRACTION, GPU_USABLE_FRACTION, Layout, TrainingSetup
 
+COMPILE_SECONDS = 40.0
+"""What compiling costs a run at most: a first start on an H200 compiles for 15 to 40 s (ADR 24)."""
+SECONDS_SAVED = (1 / 56_099 - 1 / 77_501) / 1.1e9
+"""What compiled layers save per token and parameter: 1.1 billion parameters on one H200 went from 56,099 to 77,501
+tokens per second (docs/benchmarks.md). Slower devices save more."""
+
 
 @dataclass(frozen=True)
 class ExecutionPlan:
@@ -147,6 +153,23 @@ def resolve_compile(job: FinetuneJob) -> bool:
     if spec.execution.compile != "auto":
         return spec.execution.compile
     return spec.workers.gpus > 0 and (spec.execution.is_fp8 or (spec.dataset.packing and spec.adapter is None))
+
+
+def saved_by_compiling(config: Mapping[str, Any], job: FinetuneJob, total_steps: int) -> float | None:
+    """Seconds that compiled layers save in a whole run on `workers.count` workers; None if the model is not known.
+
+    It depends on the job, the model and the number of steps alone, so that all starts of a job find the same.
+
+    Args:
+        config: the model's `config.json`.
+        job: the job.
+        total_steps: optimizer steps of the whole run.
+    """
+    if not _is_known(config):
+        return None
+    spec = job.spec
+    tokens = total_steps * spec.training.global_batch_size * spec.dataset.max_length / spec.workers.world_size
+    return tokens * training_setup(read_architecture(config), job).trained.count * SECONDS_SAVED
 
 
 def layout_request(job: FinetuneJob, world_size: int) -> LayoutRequest:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
 from spotune.errors import JobError
+from spotune.plan.execution import COMPILE_SECONDS, saved_by_compiling
 from spotune_trainer.driver import planning
 from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run
 from spotune_trainer.job_directory.run_plan import RunPlan
+from tests.trainer.support.measured import LLAMAS
 from tests.trainer.support.runs import Layout, Runs, make_plan
 
 GB = 10**9
 PACKED = {"packing": True, "maxLength": 64}
 
 
-def planned(runs: Runs, **execution: Any) -> RunPlan:
+MANY_STEPS = 10**12
+"""So many that compiling pays even for a tiny model."""
+
+
+def planned(runs: Runs, steps: int = MANY_STEPS, **execution: Any) -> RunPlan:
     """The plan of a job with packed rows on GPUs."""
-    job = runs.job("causal", dataset=PACKED, workers={"gpus": 1}, execution=execution)
+    training = {"epochs": None, "maxSteps": steps}
+    job = runs.job("causal", dataset=PACKED, training=training, workers={"gpus": 1}, execution=execution)
     return plan_run(job, runs.empty("planned"), None, lambda: 80 * GB)
 
 
@@ -30,11 +39,28 @@ def test_plan_compiles_packed_rows_on_gpus_and_gives_the_reason(runs: Runs, monk
     assert plan.reason.endswith("layers compiled")
 
 
+def test_plan_compiles_a_run_only_if_that_saves_more_than_it_takes(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "missing_compiler", lambda *, on_gpus: None)
+    config, job = LlamaConfig(**LLAMAS["1.1B"]).to_dict(), runs.job("causal", dataset=PACKED, workers={"gpus": 1})
+    rows = 64 * job.spec.training.global_batch_size
+    enough = math.ceil(40 / (rows * 4.923e-6))  # seconds that a token saves at 1.1 billion parameters
+    for steps, pays in ((round(1.02 * enough), True), (round(0.98 * enough), False)):
+        saved = saved_by_compiling(config, job, steps)
+        assert saved is not None
+        assert (saved > COMPILE_SECONDS) == pays
+    short = planned(runs, 100)
+    assert not short.compile
+    assert "layers not compiled: in 100 steps that would save 0.0 s" in short.reason
+    assert planned(runs, 100, compile=True).compile
+    assert RunPlan.from_json(short.to_json()).apply_execution(runs.job().spec.execution, 3).compile is False
+
+
 def test_plan_does_not_compile_without_a_compiler(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     plan = planned(runs)
     assert not plan.compile
     assert plan.requested["compile"] == "auto"
+    assert plan.reason.endswith("layers not compiled: torch.compile needs a compiler (gcc)")
 
 
 def test_requested_compilation_without_a_compiler_is_a_job_error(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

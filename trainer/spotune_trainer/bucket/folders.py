@@ -79,13 +79,13 @@ def pull_folder(
 
 
 def pull_for_ranks(bucket: Bucket, directory: JobDirectory, heartbeat: Callable[[], None]) -> None:
-    """Have shards and reference log-probabilities on this node. Of its ranks, one downloads them."""
+    """Have shards, reference log-probabilities and compiled code on this node. Of its ranks, one downloads them."""
     directory.root.mkdir(parents=True, exist_ok=True)
     with (directory.root / ".download.lock").open("w") as lock:
         while not _is_locked(lock):
             heartbeat()
             time.sleep(_LOCK_POLL_SECONDS)
-        for folder in (directory.data, directory.reference):
+        for folder in (directory.data, directory.reference, directory.compiled):
             pull_folder(bucket, directory, folder, heartbeat)
 
 

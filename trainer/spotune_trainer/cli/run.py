@@ -106,7 +106,8 @@ def _train(
     from spotune_trainer.supervisor.supervisor import Supervisor
 
     workers = job.spec.workers
-    head = LocalRay(run_directory.root, workers.world_size, gpus=workers.gpus > 0)
+    gpus, starts_agent = workers.gpus > 0, not job.spec.training.has_user_code
+    head = LocalRay(run_directory.root, workers.world_size, gpus=gpus, starts_agent=starts_agent)
     view = _view(job.metadata.name, console)
     supervisor = Supervisor(run_directory, lambda: job.spec.retry, head, view, verbose=verbose, mirror=mirror)
     with ProgressServer(run_directory, supervisor.health_problem, port=port) as server:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from spotune.errors import JobError
 from spotune.fingerprint import fingerprint
 from spotune.job import FinetuneJob, PrepareSpec
 from spotune.job_file.load import replace_fields
-from spotune.plan.execution import resolve_minimum
+from spotune.plan.execution import COMPILE_SECONDS, resolve_compile, resolve_minimum, saved_by_compiling
 from spotune_trainer import files
 from spotune_trainer.checkpoint.layout import Checkpoint
 from spotune_trainer.commands.locate import missing_user_code
 from spotune_trainer.data.datasets import Datasets, open_datasets
 from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.data.mixture_schedule import MixtureSchedule
+from spotune_trainer.data.schedule import Schedule
 from spotune_trainer.engine.compile.layers import missing_compiler
 from spotune_trainer.job_directory.job import has_commits
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -169,12 +171,14 @@ def _log_mixture(job: FinetuneJob, datasets: Datasets) -> None:
 
 
 def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_memory_bytes: int) -> RunPlan:
-    workers = job.spec.workers
     asked = requested(job.spec.execution)
     can_be_eager = job.spec.execution.compile == "auto" and not job.spec.execution.is_fp8
-    if can_be_eager and missing_compiler(on_gpus=workers.gpus > 0):
-        job = replace_fields(job, {"spec.execution.compile": False})
-    minimum = resolve_minimum(load_config(job).to_dict(), job, worker_memory_bytes)
+    config, why_eager = load_config(job).to_dict(), ""
+    if can_be_eager and resolve_compile(job):
+        why_eager = _why_not_to_compile(config, job, datasets.schedule)
+        if why_eager:
+            job = replace_fields(job, {"spec.execution.compile": False})
+    minimum = resolve_minimum(config, job, worker_memory_bytes)
     execution = minimum.execution
     return RunPlan(
         version=1,
@@ -188,8 +192,23 @@ def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_
         min_world_size=minimum.world_size,
         second_copy_from=minimum.second_copy_from,
         peer_copy_from=minimum.peer_copy_from,
-        reason=execution.reason,
+        reason=f"{execution.reason}; layers not compiled: {why_eager}" if why_eager else execution.reason,
         data=datasets.index_hashes,
         requested=asked,
         libraries=library_versions(),
     )
+
+
+def _why_not_to_compile(config: Mapping[str, Any], job: FinetuneJob, schedule: Schedule) -> str:
+    """Why `compile: auto` leaves layers as they are where it could compile them; empty if it compiles them.
+
+    Only a first start asks: compiled layers round differently, so a run keeps what its plan says. Therefore it does not
+    matter here what a cache holds, which another machine may lack.
+    """
+    if missing := missing_compiler(on_gpus=job.spec.workers.gpus > 0):
+        return f"torch.compile needs {missing}"
+    steps = schedule.total_steps(job.spec.training.epochs, job.spec.training.max_steps)
+    saved = saved_by_compiling(config, job, steps)
+    if saved is None or saved > COMPILE_SECONDS:
+        return ""
+    return f"in {steps} steps that would save {saved:.1f} s, and takes up to {COMPILE_SECONDS:.0f} s"

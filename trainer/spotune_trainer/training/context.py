@@ -17,7 +17,7 @@ from spotune_trainer.data.joined_shards import JoinedShards
 from spotune_trainer.data.loader import MicroBatchLoader
 from spotune_trainer.data.shards import ShardedDataset
 from spotune_trainer.engine.build import EngineConfig, build_engine
-from spotune_trainer.engine.compile.cache import CompileCache
+from spotune_trainer.engine.compile.compiled_code import CompiledCode
 from spotune_trainer.engine.compile.layers import PAD_TO_MULTIPLE_OF
 from spotune_trainer.engine.determinism import use_deterministic_kernels
 from spotune_trainer.engine.process_groups import extend_timeouts
@@ -27,7 +27,14 @@ from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.models.flops import ModelShape
 from spotune_trainer.models.lora import attach_adapter
 from spotune_trainer.models.packed_attention import enable_packed_attention
-from spotune_trainer.models.pretrained import DTYPES, build_model, build_uninitialized, check_vocabulary, load_tokenizer
+from spotune_trainer.models.pretrained import (
+    DTYPES,
+    build_model,
+    build_uninitialized,
+    check_vocabulary,
+    load_config,
+    load_tokenizer,
+)
 from spotune_trainer.objectives.build import training_objective
 from spotune_trainer.objectives.reference import ReferenceLogProbs, reference_folder
 from spotune_trainer.observability.progress import ProgressReporter
@@ -65,7 +72,7 @@ class TrainContext:
         accumulation: forward passes of each rank in a step.
         micro_batches: of a step over all ranks; the last step of an epoch may have fewer.
         mfu_meter: counts floating-point operations.
-        compile_cache: kernels that torch.compile has made; None if the plan does not compile.
+        compiled: code that torch.compile has made; None if the plan does not compile.
         engine: DeepSpeed's engine around the model.
     """
 
@@ -85,7 +92,7 @@ class TrainContext:
     accumulation: int
     micro_batches: int
     mfu_meter: MfuMeter
-    compile_cache: CompileCache | None
+    compiled: CompiledCode | None
     engine: Any
 
     @property
@@ -138,6 +145,9 @@ def build_context(
     use_deterministic_kernels(enabled=execution.has_deterministic_kernels)
     if torch.cuda.is_available():
         threading.Thread(target=_warm_up_device, name="warm-up", daemon=True).start()
+    compiled: CompiledCode | None = None
+    if plan.compile:
+        compiled = CompiledCode(job, plan, load_config(job), directory, task.generation, rank, reporter)
     control: Any = distributed.new_group(backend="gloo")
     extend_timeouts(job.spec.retry.hang_timeout.seconds, distributed.group.WORLD, control)
     build_metrics(training.evaluation)  # checked here too: this node may have other packages than the driver's
@@ -179,9 +189,6 @@ def build_context(
         fixed_point_terms=micro_batches if execution.reproducible == "worldSize" else 0,
         precision=execution.precision,
     )
-    compile_cache = CompileCache(directory.compiled, writes=rank == 0) if plan.compile else None
-    if compile_cache is not None:
-        compile_cache.load()
     engine = build_engine(model, training, config)
     extend_timeouts(job.spec.retry.hang_timeout.seconds, engine.data_parallel_group)
     engine.train()
@@ -202,7 +209,7 @@ def build_context(
         accumulation=config.accumulation,
         micro_batches=micro_batches,
         mfu_meter=MfuMeter.for_this_device(shape, job.spec.model.dtype),
-        compile_cache=compile_cache,
+        compiled=compiled,
         engine=engine,
     )
 

@@ -207,6 +207,8 @@ class Worker:
             for step in self.loop.run(timed_batches, first_step, self.propose_flags):
                 if step.number == first_step + 1:
                     self.reporter.record_startup("firstStep")
+                    if self.context.compiled is not None:
+                        self.context.compiled.record_first_step()
                     self._save_compiled()
                     self.checkpointing.reserve()  # not before: while pages are locked, all that allocates waits
                     self.reporter.set_phase(Phase.TRAINING)
@@ -273,8 +275,8 @@ class Worker:
                     dataset.close(wait=False)
 
     def _save_compiled(self) -> None:
-        if self.context.compile_cache is not None:
-            self.context.compile_cache.save()
+        if self.context.compiled is not None:
+            self.context.compiled.save()
 
     def _evaluate_if_due(self, step: int) -> bool:
         """Evaluate if the job asks for it after `step`; commit if no earlier evaluation is better."""

@@ -30,6 +30,7 @@ DESCRIBE: Final = "describe"
 EXIT: Final = "exit"
 
 _SOCKETS = "*.sock"
+_THIS_MACHINE = "127.0.0.1"
 _START_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 
@@ -147,6 +148,26 @@ def attach(
             return Attachment(path, driver, secret)
     options = [*(["--gpus"] if gpus else []), *(["--functions"] if functions else [])]
     return Attachment(_start(folder, address, options), driver, secret)
+
+
+def start_early(arguments: Sequence[str] | None = None) -> None:
+    """Start an agent before there is a driver that could attach to it, so that its imports go on meanwhile.
+
+    A head on this machine does so while Ray starts. If Ray gives the driver's actor other GPUs than these, `attach`
+    replaces the agent.
+
+    Args:
+        arguments: the job's directory and the number of GPUs; by default those of the command line.
+    """
+    directory, count = arguments or sys.argv[1:]
+    folder, gpus = agents_folder(directory), int(count)
+    if any(folder.glob(_SOCKETS)):  # of an earlier head: its ranks train on
+        return
+    if gpus:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = visible.split(",") if visible else [str(device) for device in range(gpus)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices[:gpus])
+    _start(folder, _THIS_MACHINE, ["--gpus"] if gpus else [])
 
 
 def _living(folder: Path) -> Iterator[tuple[Path, AgentState]]:

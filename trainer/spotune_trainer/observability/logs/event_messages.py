@@ -48,6 +48,10 @@ def _committed(event: Mapping[str, Any]) -> str:
     return f"committed step {event['step']} ({event['bytes'] / 1e6:,.0f} MB in {event['seconds']:.1f} s)"
 
 
+def _compiled(event: Mapping[str, Any]) -> str:
+    return f"the first step waited {event['seconds']:.1f} s for the compiler ({event['start']} start)"
+
+
 def _restored(event: Mapping[str, Any]) -> str | None:
     sources = {"memoryBytes": "memory", "peerBytes": "other nodes' memory", "volumeBytes": "the volume"}
     read = [f"{event[key] / 1e6:,.0f} MB from {source}" for key, source in sources.items() if event.get(key)]
@@ -83,6 +87,7 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "generation-started": _generation_started,
     "adopted": lambda event: f"{event['worldSize']} worker(s) have trained on without a driver, and continue",
     "checkpoint-skipped": lambda event: f"checkpoint {event['checkpoint']} is skipped: {event['reason']}",
+    "compiled": _compiled,
     "restored": _restored,
     "committed": _committed,
     "failure": _failure,

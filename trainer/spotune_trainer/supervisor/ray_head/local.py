@@ -31,6 +31,7 @@ _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """Ray's minimum is 75 MiB; models and data never go through the object store."""
 _TEMPORARY_FILES = "tmp"
 _MARKER = "SPOTUNE_LOCAL_RAY"
+_START_AGENT = "from spotune_trainer.worker_group.agent_link import start_early; start_early()"
 _PARTS = {"gcs": "/gcs_server ", "raylet": "/raylet ", "dashboard": "/dashboard.py "}
 """The processes that a head needs to work, and the text that identifies each by its command line."""
 
@@ -101,9 +102,11 @@ class LocalRay:
         directory: the job's directory.
         slots: capacity in workers.
         gpus: whether each slot has a GPU.
+        starts_agent: start the agent of this machine beside Ray. Its imports take longer than Ray's start.
     """
 
-    def __init__(self, directory: Path, slots: int, *, gpus: bool) -> None:
+    def __init__(self, directory: Path, slots: int, *, gpus: bool, starts_agent: bool = False) -> None:
+        self._agent = [str(directory.absolute()), str(slots if gpus else 0)] if starts_agent else []
         self._log = directory / "logs" / "ray-start.log"
         self._temporary = ray_folder(directory)
         self._marker = process_marker(directory)
@@ -173,6 +176,11 @@ class LocalRay:
         command = _command(self._temporary, dashboard_port, self._resources)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
+            if self._agent:
+                agent = [sys.executable, "-c", _START_AGENT, *self._agent]
+                subprocess.Popen(
+                    agent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
             starter = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
