@@ -26,10 +26,6 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         {"output": {"mergeAdapter": False}},
         "spec.output.mergeAdapter: is not used with training.function and training.command",
     ),
-    (
-        {"storage": {"bucket": "s3://b/j"}},
-        "spec.storage.bucket: is not supported with training.function and training.command: use a",
-    ),
     ({"training": {"function": "train.py"}}, "spec.training.function: expected a function as package.module:"),
 )
 """Sections of a job with a training function that are refused, and the begin of the message."""

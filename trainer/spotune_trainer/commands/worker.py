@@ -34,7 +34,7 @@ from spotune_trainer.training.failures import ProgramError, RecordedError, recor
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
 from spotune_trainer.training.worker import TrainResult
 from spotune_trainer.training_functions.checkpoints import files_of
-from spotune_trainer.training_functions.export import export_model
+from spotune_trainer.training_functions.export import export_model, learn_of_other_machines
 from spotune_trainer.training_functions.notices import notices_of, read_notices
 from spotune_trainer.training_functions.opening import folder_checkpoints
 from spotune_trainer.training_functions.ranks import Ranks
@@ -175,7 +175,8 @@ class _CommandRank:
 
     def _leaves_by_itself(self) -> bool:
         """Whether the program leaves after its next checkpoint: it saves with `spotune_train`."""
-        return self._is_joined and choose_checkpoint(self.task.job_directory).checkpoint is not None
+        has_saved = self.task.restore is not None or choose_checkpoint(self.task.job_directory).checkpoint is not None
+        return self._is_joined and has_saved
 
     def _exit_of_group(self, status: int) -> RankExit | None:
         """Why the command has left before its end; None if it has not."""
@@ -209,6 +210,7 @@ class _CommandRank:
             JobError: there is none, or the checkpoint that was saved last is not complete.
         """
         task, output = self.task, self.task.job_directory.command_output(self.task.generation)
+        learn_of_other_machines(task.job_directory)
         saved = (self._joined_process() or {}).get("savedStep")
         chosen = choose_checkpoint(task.job_directory).checkpoint
         steps = surviving_steps(task.job_directory)
