@@ -5,8 +5,10 @@ Each group trains on new machines with empty disks. The nodes of a group have di
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +28,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.training.task import RankExit, WorkerTask
 from tests.trainer.bucket.conftest import linked_directory
-from tests.trainer.commands.test_worker import EXAMPLE, TORCHRUN, process_of, wait_until
+from tests.trainer.commands.test_worker import EXAMPLE, PROGRAMS, TORCHRUN, process_of, wait_until
 from tests.trainer.commands.test_worker import STEPS as TORCHRUN_STEPS
 from tests.trainer.training_functions.ranks import command_job, function_job, run_disturbed, run_generation
 from tests.trainer.training_functions.test_worker import content_of
@@ -94,6 +96,11 @@ def machines(bucket: Bucket, tmp_path: Path) -> Machines:
     return Machines(bucket, tmp_path)
 
 
+def log_of(home: JobDirectory, rank: int, generation: int) -> str:
+    log = home.generation_logs(generation).worker(rank)
+    return log.read_text() if log.exists() else ""
+
+
 def export_of_undisturbed(tmp_path: Path, job: FinetuneJob, nodes: int = 1) -> dict[str, bytes]:
     """The model of the same job on one machine without a bucket, of which nothing is lost."""
     directory = JobDirectory(tmp_path / "undisturbed")
@@ -148,6 +155,28 @@ def test_torchrun_continues_on_other_machines(machines: Machines, tmp_path: Path
     assert machines.export() == expected
     assert machines.steps() == list(range(1, TORCHRUN_STEPS + 1))
     assert second.results[0][1]["steps"] == TORCHRUN_STEPS
+
+
+def test_a_plain_program_goes_on_from_its_own_checkpoints_on_other_machines(machines: Machines) -> None:
+    job = command_job("python", "plain_program.py", code=PROGRAMS, config={"steps": 60, "seconds": 0.1, "export": True})
+
+    def stop(homes: tuple[JobDirectory, ...]) -> None:
+        wait_until(lambda: all("starts after 0 steps" in log_of(home, rank, 1) for rank, home in enumerate(homes)))
+        time.sleep(1)
+        for home in homes:  # as the relay does
+            write_notice(home.notice, seconds=30, reason="suspended", stop=True)
+
+    first = machines.train("first", job, stop)
+    assert first.exits == [RankExit.STOPPED] * 2
+    saved = [
+        json.loads((home.command_checkpoints / f"steps-{i}.json").read_text()) for i, home in enumerate(first.homes)
+    ]
+    second = machines.train("second", job)
+    assert second.exits == TRAINED
+    for rank, home in enumerate(second.homes):
+        assert f"starts after {len(saved[rank])} steps" in log_of(home, rank, 2)
+    model = json.dumps(list(range(1, 61))).encode()
+    assert machines.export() == dict.fromkeys(("steps.json", "steps-of-rank-0.json", "steps-of-rank-1.json"), model)
 
 
 def test_a_damaged_object_is_refused_by_all_ranks(machines: Machines) -> None:

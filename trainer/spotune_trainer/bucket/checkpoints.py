@@ -85,9 +85,7 @@ def upload_rank_file(
     bucket.write(f"{_CHECKPOINTS}/{folder.name}/{ok}", (folder / ok).read_bytes())
 
 
-def upload_file(
-    bucket: Bucket, folder: Path, name: str, report: Callable[[int], None] = lambda _count: None
-) -> None:
+def upload_file(bucket: Bucket, folder: Path, name: str, report: Callable[[int], None] = lambda _count: None) -> None:
     """Upload a file of a checkpoint; arguments as for `upload_rank_file`."""
     bucket.upload(f"{_CHECKPOINTS}/{folder.name}/{name}", folder / name, report)
 

@@ -68,9 +68,7 @@ def join_command() -> Session | None:
     resources.enter_context(logging_to_file(logs.worker(place.rank)))
     bucket, upload = bucket_of(task.job_directory), None
     if bucket is not None:
-        upload = resources.enter_context(
-            GenerationLogUpload.of_program(bucket, task.job_directory, logs, place.rank)
-        )
+        upload = resources.enter_context(GenerationLogUpload.of_program(bucket, task.job_directory, logs, place.rank))
     reporter = ProgressReporter(logs, place.rank, job.spec.retry.hang_timeout.seconds, upload=upload)
     reporter.continue_startup()
     resources.enter_context(reporter)
