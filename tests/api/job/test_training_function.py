@@ -47,6 +47,12 @@ def test_a_function_is_all_that_a_job_needs() -> None:
     assert FinetuneJob.model_validate_json(job.model_dump_json()) == job
 
 
+def test_a_bucket_may_keep_it() -> None:
+    assert (
+        a_job(storage={"bucket": "s3://b/j", "credentials": {"secretName": "keys"}}).spec.storage.bucket == "s3://b/j"
+    )
+
+
 def test_code_argument_and_number_of_checkpoints_may_be_set() -> None:
     job = a_job(
         training={"code": "code", "config": {"layers": [1, {"size": 2}]}}, checkpoint={"keep": 5, "keepEverySteps": 10}

@@ -28,8 +28,9 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.training.task import RankExit, WorkerTask
 from tests.trainer.bucket.conftest import linked_directory
-from tests.trainer.commands.test_worker import EXAMPLE, PROGRAMS, TORCHRUN, process_of, wait_until
+from tests.trainer.commands.test_worker import EXAMPLE, PROGRAMS, TORCHRUN, process_of
 from tests.trainer.commands.test_worker import STEPS as TORCHRUN_STEPS
+from tests.trainer.support.unreliable_server import UnreliableServer
 from tests.trainer.training_functions.ranks import command_job, function_job, run_disturbed, run_generation
 from tests.trainer.training_functions.test_worker import content_of
 
@@ -96,6 +97,12 @@ def machines(bucket: Bucket, tmp_path: Path) -> Machines:
     return Machines(bucket, tmp_path)
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait without a limit: a group may start slowly, and a test whose group has ended without it fails anyway."""
+    while not condition():
+        time.sleep(0.05)
+
+
 def log_of(home: JobDirectory, rank: int, generation: int) -> str:
     log = home.generation_logs(generation).worker(rank)
     return log.read_text() if log.exists() else ""
@@ -115,7 +122,7 @@ def test_other_machines_continue_after_what_ray_train_has_reported(machines: Mac
     first = machines.train("first", function_job("adds_up", {**steps, "killAt": 7}))
     assert first.results[1] == -signal.SIGKILL
     assert [len(list(home.checkpoints.glob("*/shards/*"))) for home in first.homes] == [2, 2], "older copies are gone"
-    second = machines.train("second", function_job("adds_up", {"steps": 8, "every": 2}))
+    second = machines.train("second", function_job("adds_up", {"steps": 8, "every": 2, "rereads": True}))
     assert second.exits == TRAINED
     assert second.task.restore == "step-00000006.gen-1"
     assert machines.export() == expected
@@ -186,6 +193,25 @@ def test_a_damaged_object_is_refused_by_all_ranks(machines: Machines) -> None:
     second = machines.train("second", job)
     assert all(isinstance(result, CorruptCheckpointError) for result in second.results), second.results
     assert "rank-1.bin in the bucket does not have the checksum of its manifest" in str(second.results[0])
+
+
+def test_a_commit_waits_until_the_bucket_can_be_reached(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    with UnreliableServer(os.environ["S3_ENDPOINT_URL"]) as server:
+        monkeypatch.setenv("S3_ENDPOINT_URL", server.url)  # of the ranks
+
+        def interrupt(homes: tuple[JobDirectory, ...]) -> None:
+            machines.wait_for_commit()
+            server.break_connections()
+            progress = homes[0].generation_logs(1).progress
+            wait_until(lambda: "s3://" in ((files.read_json(progress) or {}).get("checkpointProblem") or ""))
+            server.mend()
+
+        group = machines.train("first", function_job("adds_up", {"steps": 20, "every": 2, "pause": 0.2}), interrupt)
+    assert group.exits == TRAINED
+    progress = files.read_json(group.homes[0].generation_logs(1).progress)
+    assert progress is not None
+    assert progress["checkpointProblem"] is None
+    assert machines.steps() == list(range(1, 21))
 
 
 def test_a_group_that_another_machine_has_superseded_commits_nothing(machines: Machines) -> None:

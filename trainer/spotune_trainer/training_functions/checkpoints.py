@@ -64,6 +64,7 @@ class FolderCheckpoints:
         keep: which checkpoints stay.
         ranks: of the group; their process group is used by commits alone, which may be made in the background.
         report_problem: called with what holds up a commit, and with None afterwards, also in the background.
+        show_problem: shows it, called while the training function waits: nothing else does then.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class FolderCheckpoints:
         keep: CheckpointSpec,
         ranks: Ranks,
         report_problem: Callable[[str | None], None],
+        show_problem: Callable[[], None],
     ) -> None:
         self._directory = directory
         self._generation = generation
@@ -87,6 +89,7 @@ class FolderCheckpoints:
         self._has_heartbeats = False
         self._ranks = replace(ranks, heartbeat=self._beat)
         self._report_problem = report_problem
+        self._show_problem = show_problem
 
     @contextmanager
     def heartbeats(self) -> Iterator[None]:
@@ -175,6 +178,8 @@ class FolderCheckpoints:
                     self._report_problem(f"{error.strerror or error}: {error.filename or self._directory.checkpoints}")
                 else:
                     raise
+                if self._has_heartbeats:
+                    self._show_problem()
                 time.sleep(_RETRY_SECONDS)
             else:
                 self._report_problem(None)

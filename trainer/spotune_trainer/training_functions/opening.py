@@ -76,6 +76,7 @@ def folder_checkpoints(
         job.spec.checkpoint,
         ranks,
         lambda problem: reporter.update(checkpointProblem=problem),
+        reporter.write_if_due,
     )
 
 
