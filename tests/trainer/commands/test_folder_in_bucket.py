@@ -27,8 +27,8 @@ class Node:
     def __init__(self, bucket: Bucket, tmp_path: Path, generation: int, node: int) -> None:
         bucket.write(f"generations/{generation:07d}/restored.json", b"{}")
         self.folder = tmp_path / f"gen-{generation}-node-{node}"
-        self.checkpoints = CheckpointFolder(bucket, self.folder, generation, node)
-        self.checkpoints.pull(lambda: None)
+        self.checkpoints = CheckpointFolder(bucket, self.folder, generation, node, lambda: None)
+        self.checkpoints.pull()
 
     def write(self, name: str, content: bytes) -> None:
         (self.folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -81,13 +81,15 @@ class CheckpointFolder:
         folder: the folder on this node.
         generation: number of the generation.
         node: number of the node in its group.
+        heartbeat: called while this node waits, and for each part of a file.
     """
 
-    def __init__(self, bucket: Bucket, folder: Path, generation: int, node: int) -> None:
+    def __init__(self, bucket: Bucket, folder: Path, generation: int, node: int, heartbeat: Callable[[], None]) -> None:
         self._bucket = bucket
         self._folder = folder
         self._generation = generation
         self._node = node
+        self._heartbeat = heartbeat
         self._lock = threading.Lock()
         self._base: dict[str, StoredFile] = {}
         self._files: dict[str, StoredFile] = {}
@@ -96,11 +98,8 @@ class CheckpointFolder:
         self._numbers = count()
         self._written: bytes | None = None
 
-    def pull(self, heartbeat: Callable[[], None]) -> None:
+    def pull(self) -> None:
         """Make the folder what the last generation has left.
-
-        Args:
-            heartbeat: called while this node waits, and after each file.
 
         Raises:
             BucketError: the bucket cannot be read.
@@ -111,10 +110,10 @@ class CheckpointFolder:
             self._write_index()
             self._delete_older()
         else:
-            self._base = self._files = self._base_of_first_node(heartbeat)
+            self._base = self._files = self._base_of_first_node()
         for name in _versions(self._folder).keys() - self._base.keys():
             (self._folder / name).unlink()
-        _download(self._bucket, self._base, self._folder, heartbeat)
+        _download(self._bucket, self._base, self._folder, self._heartbeat)
         self._files = dict(self._base)
         self._versions = _versions(self._folder)
 
@@ -164,7 +163,7 @@ class CheckpointFolder:
                 return known
             stored = StoredFile(f"{self._prefix}/{next(self._numbers):06d}", version[1], digest)
             self._uploaded.add(stored.object)
-            self._bucket.upload(stored.object, path)
+            self._bucket.upload(stored.object, path, lambda _: self._heartbeat())
         except FileNotFoundError:
             return None
         return stored if _version(path) == version else None
@@ -184,9 +183,12 @@ class CheckpointFolder:
         so this finds the claim.
         """
         unused = self._uploaded - {stored.object for stored in self._files.values()}
-        if unused and newest_generation(self._bucket, after=self._generation) == self._generation:
+        if unused and self._is_newest():
             self._bucket.delete(unused)
             self._uploaded -= unused
+
+    def _is_newest(self) -> bool:
+        return newest_generation(self._bucket, after=self._generation) == self._generation
 
     def _last_state(self) -> dict[str, StoredFile]:
         """The folder at the end of the last generation that has begun to run its command."""
@@ -195,7 +197,8 @@ class CheckpointFolder:
         if not earlier:
             return {}
         of_last = [name for name in names if name.startswith(max(earlier).removesuffix("node-0.json"))]
-        indices = [self._read_index(name) for name in sorted(of_last, reverse=True)]
+        of_last.sort(key=lambda name: int(name.rpartition("-")[2].removesuffix(".json")), reverse=True)
+        indices = [self._read_index(name) for name in of_last]
         state = dict(indices[-1].base)  # of node 0
         for index in indices:
             for name in index.deleted:
@@ -204,12 +207,17 @@ class CheckpointFolder:
             state |= index.changed
         return state
 
-    def _base_of_first_node(self, heartbeat: Callable[[], None]) -> dict[str, StoredFile]:
-        content = _wait_for(self._bucket, f"{_prefix(self._generation)}/node-0.json", heartbeat)
+    def _base_of_first_node(self) -> dict[str, StoredFile]:
+        content = _wait_for(self._bucket, f"{_prefix(self._generation)}/node-0.json", self._heartbeat)
         return _Index.decode(content).base
 
     def _delete_older(self) -> None:
-        """Delete what earlier generations wrote, except for the files that this one starts from."""
+        """Delete what earlier generations wrote, except for the files that this one starts from.
+
+        A later generation that is claimed afterwards starts from the index of this one, which has been written.
+        """
+        if not self._is_newest():
+            return
         used = {stored.object for stored in self._base.values()}
         names = [name for name in self._bucket.list(_ROOT) if name < _prefix(self._generation)]
         self._bucket.delete(name for name in names if name not in used)

@@ -124,8 +124,9 @@ class _CommandRank:
             yield
             return
         folder = self.task.job_directory.command_checkpoints
-        checkpoints = CheckpointFolder(self._bucket, folder, self.task.generation, self.place.node)
-        checkpoints.pull(self.reporter.heartbeat)
+        heartbeat = self.reporter.heartbeat
+        checkpoints = CheckpointFolder(self._bucket, folder, self.task.generation, self.place.node, heartbeat)
+        checkpoints.pull()
         with checkpoints.uploaded():
             yield
 
