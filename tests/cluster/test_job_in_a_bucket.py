@@ -17,7 +17,7 @@ from tests.cluster import bucket_jobs, test_own_function
 from tests.cluster.bucket_jobs import BucketJob, BucketWorkplace
 from tests.cluster.faults import pods
 from tests.cluster.faults.harness import FaultHarness
-from tests.cluster.finetune_jobs import ENDLESS, RunArtifacts, Workplace
+from tests.cluster.finetune_jobs import ENDLESS, INPUTS, RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
 from tests.trainer.training_functions.ranks import run_generation
 
@@ -92,9 +92,11 @@ def test_own_function_continues_from_the_bucket_after_the_loss_of_a_pod(
     for file in test_own_function.FILES:
         shutil.copy(file, buckets.inputs / name)
     buckets.add_input(name)
-    pause = {"epochs": _EPOCHS, "pause": test_own_function.PAUSE_SECONDS}
-    manifest = buckets.kept_in_bucket(test_own_function.manifest(buckets, pause, name))
-    with buckets.running(manifest) as job:
+    own = test_own_function.manifest(buckets, {})
+    config = {**test_own_function.CONFIG, "epochs": _EPOCHS, "pause": test_own_function.PAUSE_SECONDS}
+    own["metadata"]["name"] = name
+    own["spec"]["training"] = {"function": "slow_epochs:main", "code": f"{INPUTS}/{name}", "config": config}
+    with buckets.running(buckets.kept_in_bucket(own)) as job:
         harness = FaultHarness(cluster, Fault(cluster), operator, job)
         pods.worker_pod_deleted(harness)
         ended = job.wait_until_complete()
@@ -106,6 +108,6 @@ def test_own_function_continues_from_the_bucket_after_the_loss_of_a_pod(
     assert ended.status["restarts"]["total"] == 1
     assert [line["step"] for line in artifacts.steps()] == list(range(1, _EPOCHS + 1))
     undisturbed = JobDirectory(tmp_path / "undisturbed")
-    local = FinetuneJob.model_validate(test_own_function.manifest(buckets, {**pause, "pause": 0.0}, name))
-    run_generation(undisturbed, replace_fields(local, {"spec.training.code": str(buckets.inputs / name)}))
+    changes = {"spec.training.code": str(buckets.inputs / name), "spec.training.config": {**config, "pause": 0.0}}
+    run_generation(undisturbed, replace_fields(FinetuneJob.model_validate(own), changes))
     assert (artifacts.directory.export / "state.pt").read_bytes() == (undisturbed.export / "state.pt").read_bytes()

@@ -28,14 +28,14 @@ FAULTS = (processes.worker_process_killed, pods.head_pod_deleted_by_force)
 """The loss of a pod and of a node: `test_own_command.py` and `test_ray_examples.py`."""
 
 
-def manifest(workplace: Workplace, config: Mapping[str, Any], name: str = CODE) -> dict[str, Any]:
+def manifest(workplace: Workplace, config: Mapping[str, Any]) -> dict[str, Any]:
     """A FinetuneJob with the example's training function, whose code is on the volume."""
     return {
         "apiVersion": "spotune.dev/v1alpha1",
         "kind": "FinetuneJob",
-        "metadata": {"name": name, "namespace": workplace.kubectl.namespace},
+        "metadata": {"name": CODE, "namespace": workplace.kubectl.namespace},
         "spec": {
-            "training": {"function": "slow_epochs:main", "code": f"{INPUTS}/{name}", "config": {**CONFIG, **config}},
+            "training": {"function": "slow_epochs:main", "code": f"{INPUTS}/{CODE}", "config": {**CONFIG, **config}},
             "workers": {"count": WORKERS, "min": WORKERS, "gpus": 0, "resources": SMALL},
             "head": {"resources": SMALL},
             "storage": {"existingClaim": CLAIM},
