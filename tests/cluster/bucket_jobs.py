@@ -50,15 +50,19 @@ class BucketWorkplace(Workplace):
         return f"{self.kubectl.namespace}/{STORE}"
 
     def manifest(self, name: str, **sections: Mapping[str, Any]) -> dict[str, Any]:
-        """A FinetuneJob as those of a workplace, kept in a bucket. The volume with its inputs is read-only."""
-        storage = {
-            "existingClaim": "",
-            "bucket": f"s3://{_BUCKET}/jobs/{name}",
+        """A FinetuneJob as those of a workplace, kept in a bucket."""
+        storage = sections.pop("storage", {})
+        return self.kept_in_bucket(super().manifest(name, **sections), **storage)
+
+    def kept_in_bucket(self, manifest: Mapping[str, Any], **storage: Any) -> dict[str, Any]:
+        """A manifest whose job is kept in a bucket. The volume with its inputs is read-only."""
+        kept = {
+            "bucket": f"s3://{_BUCKET}/jobs/{manifest['metadata']['name']}",
             "credentials": {"secretName": STORE, "endpoint": f"http://{STORE}.{self.kubectl.namespace}.svc:{_PORT}"},
+            **storage,
         }
-        storage |= sections.pop("storage", {})
-        manifest = super().manifest(name, **sections, storage=storage)
-        found: dict[str, Any] = json.loads(json.dumps(manifest).replace(INPUTS, _INPUTS))
+        changed = {**manifest, "spec": {**manifest["spec"], "storage": kept}}
+        found: dict[str, Any] = json.loads(json.dumps(changed).replace(INPUTS, _INPUTS))
         for group, containers in (("head", ("ray-head", "supervisor")), ("workers", ("ray-worker",))):
             found["spec"][group]["podTemplate"] = _with_inputs(containers)
         return found

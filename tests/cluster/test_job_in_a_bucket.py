@@ -1,5 +1,6 @@
 """A job whose only storage is a bucket is trained by `kubectl apply`; `make bucket-faults` injects faults into such."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -7,18 +8,24 @@ from pathlib import Path
 
 import pytest
 
+from spotune.job import FinetuneJob
+from spotune.job_file.load import replace_fields
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from spotune_testcluster.waiting import wait_for
-from tests.cluster import bucket_jobs
+from spotune_trainer.job_directory.layout import JobDirectory
+from tests.cluster import bucket_jobs, test_own_function
 from tests.cluster.bucket_jobs import BucketJob, BucketWorkplace
 from tests.cluster.faults import pods
 from tests.cluster.faults.harness import FaultHarness
-from tests.cluster.finetune_jobs import ENDLESS, RunArtifacts, Workplace
+from tests.cluster.finetune_jobs import ENDLESS, INPUTS, RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
+from tests.trainer.training_functions.ranks import run_generation
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1200)]
 
 _FEW_STEPS = 50
+_EPOCHS = 150
+"""Of the own function: with the pause, they last longer than the loss of a pod."""
 _SPOTUNE = str(Path(sys.executable).with_name("spotune"))
 
 
@@ -74,3 +81,33 @@ def test_job_in_a_bucket_survives_the_loss_of_its_head_and_is_reported_when_its_
         page = tmp_path / "report.html"
         spotune(job, "report", "--file", str(page))
         assert f"<h1>{job.name}</h1>" in page.read_text()
+
+
+def test_own_function_continues_from_the_bucket_after_the_loss_of_a_pod(
+    buckets: BucketWorkplace, cluster: ClusterUnderTest, operator: Operator, tmp_path: Path
+) -> None:
+    operator.wait_until_ready()
+    name = "own-function-in-a-bucket"
+    (buckets.inputs / name).mkdir()
+    for file in test_own_function.FILES:
+        shutil.copy(file, buckets.inputs / name)
+    buckets.add_input(name)
+    own = test_own_function.manifest(buckets, {})
+    config = {**test_own_function.CONFIG, "epochs": _EPOCHS, "pause": test_own_function.PAUSE_SECONDS}
+    own["metadata"]["name"] = name
+    own["spec"]["training"] = {"function": "slow_epochs:main", "code": f"{INPUTS}/{name}", "config": config}
+    with buckets.running(buckets.kept_in_bucket(own)) as job:
+        harness = FaultHarness(cluster, Fault(cluster), operator, job)
+        pods.worker_pod_deleted(harness)
+        ended = job.wait_until_complete()
+        artifacts = job.artifacts(tmp_path / "artifacts")
+        harness.assert_status_invariants(artifacts)
+        assert ended.status["output"] == f"{job.bucket.url}/export"
+        assert not job.kubectl("get", "pvc", f"spotune-{job.name}", "--ignore-not-found")
+
+    assert ended.status["restarts"]["total"] == 1
+    assert [line["step"] for line in artifacts.steps()] == list(range(1, _EPOCHS + 1))
+    undisturbed = JobDirectory(tmp_path / "undisturbed")
+    changes = {"spec.training.code": str(buckets.inputs / name), "spec.training.config": {**config, "pause": 0.0}}
+    run_generation(undisturbed, replace_fields(FinetuneJob.model_validate(own), changes))
+    assert (artifacts.directory.export / "state.pt").read_bytes() == (undisturbed.export / "state.pt").read_bytes()

@@ -75,9 +75,11 @@ def latest() -> SavedCheckpoint | None:
     """The newest checkpoint, which training continues from; None at the beginning.
 
     Raises:
+        CorruptCheckpointError: the bucket that keeps the job has another file than was committed.
+        InfrastructureError: the bucket that keeps the job cannot be read.
         JobError: this process is no worker of a job with a training function.
     """
-    found = session("checkpoint.latest").last_commit
+    found = session("checkpoint.latest").newest_checkpoint()
     return SavedCheckpoint(found[0].step, found[1]) if found is not None else None
 
 

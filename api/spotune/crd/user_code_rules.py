@@ -9,7 +9,6 @@ from spotune.crd.cel_rules import Rule, has_defaults
 from spotune.job import CheckpointSpec, ExecutionSpec, OutputSpec, TrainingSpec
 from spotune.job.finetunejob import (
     MISSING_WITHOUT_USER_CODE,
-    NO_BUCKET_WITH_USER_CODE,
     NOT_WITH_USER_CODE,
     USED_WITH_USER_CODE,
 )
@@ -66,6 +65,5 @@ USER_CODE_RULES: Final = (
         for section in ("model", "dataset", "adapter", "serving")
     ),
     *_unused_fields(),
-    Rule(f"({NO_USER_CODE}) || self.storage.bucket == ''", NO_BUCKET_WITH_USER_CODE, "storage.bucket"),
 )
 """Rules that span sections of the spec."""

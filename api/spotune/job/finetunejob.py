@@ -35,7 +35,6 @@ USED_WITH_USER_CODE: Final = {
 """Fields of these sections that a job with code of the user may set; other sections than these have none."""
 NOT_WITH_USER_CODE: Final = "is not used with training.function and training.command: remove it"
 MISSING_WITHOUT_USER_CODE: Final = "is required, unless training.function or training.command names code of your own"
-NO_BUCKET_WITH_USER_CODE: Final = "is not supported with training.function and training.command: use a volume"
 
 ModelKind = Literal["causal", "seq2seq", "reward", "embedding", "classification", "tokenClassification"]
 
@@ -146,8 +145,6 @@ class FinetuneJobSpec(Section):
             for field in changed_from_default(getattr(self, name)):
                 if field not in USED_WITH_USER_CODE.get(name, ()):
                     invalid(f"{name}.{field}", NOT_WITH_USER_CODE)
-        if self.storage.bucket:
-            invalid("storage.bucket", NO_BUCKET_WITH_USER_CODE)
 
     def _check_task(self) -> None:
         dataset = self.dataset

@@ -22,6 +22,9 @@ relative to it."""
 RAY_VERSION: Final = "2.60.0"
 """Version of Ray in this version's image of the trainer, as pinned in constraints/trainer.txt."""
 _FINGERPRINT_DIGITS = 8
+_IN_THE_IMAGE: Final = (
+    "put it into the image (cluster.image) and give its absolute path there, or leave it out if Python finds the module"
+)
 
 
 @cache
@@ -140,8 +143,9 @@ def resolve(
             reason = f"{source} is in a home folder, which pods do not have: put it on the shared volume or in a bucket"
             raise SourceError(path, reason)
         if job.spec.storage.bucket and "://" not in source and not source.startswith("/"):
-            reason = f"{source} is relative to the shared volume, which a job with storage.bucket has not: use a URL"
-            raise SourceError(path, reason)
+            reason = f"{source} is relative to the shared volume, which a job with storage.bucket has not"
+            remedy = _IN_THE_IMAGE if path == "spec.training.code" else "use a URL"
+            raise SourceError(path, f"{reason}: {remedy}")
     refuse_unfit_class_name(provider, job.spec.storage.storage_class_name)
     cluster = job.spec.cluster
     return ResolvedJob(

@@ -26,10 +26,6 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
         {"output": {"mergeAdapter": False}},
         "spec.output.mergeAdapter: is not used with training.function and training.command",
     ),
-    (
-        {"storage": {"bucket": "s3://b/j"}},
-        "spec.storage.bucket: is not supported with training.function and training.command: use a",
-    ),
     ({"training": {"function": "train.py"}}, "spec.training.function: expected a function as package.module:"),
 )
 """Sections of a job with a training function that are refused, and the begin of the message."""
@@ -49,6 +45,12 @@ def test_a_function_is_all_that_a_job_needs() -> None:
     assert job.spec.given_dataset is None
     assert not job.spec.prepares_data
     assert FinetuneJob.model_validate_json(job.model_dump_json()) == job
+
+
+def test_a_bucket_may_keep_it() -> None:
+    assert (
+        a_job(storage={"bucket": "s3://b/j", "credentials": {"secretName": "keys"}}).spec.storage.bucket == "s3://b/j"
+    )
 
 
 def test_code_argument_and_number_of_checkpoints_may_be_set() -> None:

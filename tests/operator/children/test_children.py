@@ -114,6 +114,12 @@ def test_a_bucket_has_no_volume_that_sources_could_be_relative_to() -> None:
         resolved_job_of(**relative)
 
 
+def test_relative_code_of_a_job_in_a_bucket_belongs_in_the_image() -> None:
+    metadata, spec = {"name": "own"}, {"training": {"function": "train:train", "code": "code"}, "storage": BUCKET}
+    with pytest.raises(SourceError, match=r"spec\.training\.code: code is relative .*: put it into the image"):
+        resolve(FinetuneJob.model_validate({"metadata": metadata, "spec": spec}), NONE)
+
+
 def test_storage_class_is_the_jobs_else_the_providers_else_the_clusters() -> None:
     def storage_class(resolved: ResolvedJob) -> str | None:
         claim = volume_claim(resolved)

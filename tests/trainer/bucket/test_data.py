@@ -95,7 +95,7 @@ def test_driver_learns_what_ranks_have_logged_and_committed_since_its_start(buck
     logs = rank.generation_logs(generation)
     logs.root.mkdir(parents=True)
     files.append_json(logs.steps, {"step": 1})
-    with GenerationLogUpload(bucket, rank, logs, 0):
+    with GenerationLogUpload.of_rank(bucket, rank, logs, 0):
         pass
     DriverBucket(head, lambda _message: None, lambda _seconds: None).refresh()
     assert last_logged_step(head, generation, 0) == 1

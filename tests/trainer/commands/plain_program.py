@@ -28,4 +28,5 @@ while len(steps) < CONFIG["steps"]:
     if CONFIG.get("silent"):
         time.sleep(60.0)
 if "export" in CONFIG:
-    (Path(os.environ["SPOTUNE_OUTPUT_DIR"]) / "steps.json").write_text(json.dumps(steps))
+    for name in ("steps.json", f"steps-of-rank-{os.environ['RANK']}.json"):
+        (Path(os.environ["SPOTUNE_OUTPUT_DIR"]) / name).write_text(json.dumps(steps))

@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from torch import distributed
 def adds_up(config: dict[str, Any]) -> None:
     """Each step adds a number that all ranks agree on to the state; a checkpoint every `every` steps on all ranks.
 
-    `killAt` ends rank 1 after a step, in the first generation only.
+    `killAt` ends rank 1 after a step, in the first generation only. With `rereads`, rank 0 looks for the files of all
+    ranks in the last checkpoint.
     """
     context = ray.train.get_context()
     rank = context.get_world_rank()
@@ -47,6 +49,12 @@ def adds_up(config: dict[str, Any]) -> None:
             (Path(folder) / "shards").mkdir()
             (Path(folder) / "shards" / f"rank-{rank}.bin").write_bytes(bytes([rank]) * 1000)
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
+        time.sleep(config.get("pause", 0.0))
+    if config.get("rereads") and rank == 0:
+        newest = ray.train.get_checkpoint()
+        assert newest is not None
+        found = sorted(path.name for path in Path(newest.path).glob("shards/*.bin"))
+        assert found == [f"rank-{each}.bin" for each in range(context.get_world_size())]
     sys.stdout.write(f"rank {rank} of {context.get_world_size()} ends at {total}\n")
 
 

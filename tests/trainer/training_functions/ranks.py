@@ -7,7 +7,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,20 @@ def command_job(*command: str, code: Path, config: dict[str, Any] | None = None,
 
 
 def run_generation(
-    directory: JobDirectory, job: FinetuneJob, world_size: int = 2, nodes: int = 1
+    directory: JobDirectory, job: FinetuneJob, world_size: int = 2, nodes: int = 1, homes: Sequence[JobDirectory] = ()
 ) -> tuple[WorkerTask, list[Any]]:
-    """Run one generation. Returns its task, and of each rank (exit, summary), or the error, or its exit status."""
+    """Run one generation. Returns its task, and of each rank (exit, summary), or the error, or its exit status.
+
+    Args:
+        directory: of the job, as the driver has it.
+        job: the job.
+        world_size: number of ranks.
+        nodes: number of nodes, which share the directory.
+        homes: directories of the nodes, if they share nothing but a bucket.
+    """
     task = next_task(directory, job)
+    nodes = len(homes) or nodes
+    access = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "S3_"))}
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     pipes, ranks = [], []
@@ -70,7 +81,8 @@ def run_generation(
         place = RankPlacement(
             rank, rank % of_node, of_node, world_size, "127.0.0.1", port, node=rank // of_node, nodes=nodes
         )
-        process = _CONTEXT.Process(target=_rank, args=(task, place, sender))
+        task_of_node = replace(task, directory=str(homes[place.node].root)) if homes else task
+        process = _CONTEXT.Process(target=_rank, args=(task_of_node, place, sender, access))
         process.start()
         sender.close()
         pipes.append(receiver)
@@ -90,12 +102,16 @@ def run_generation(
 
 
 def run_disturbed(
-    directory: JobDirectory, job: FinetuneJob, disturb: Callable[[], None], world_size: int = 2
+    directory: JobDirectory,
+    job: FinetuneJob,
+    disturb: Callable[[], None],
+    world_size: int = 2,
+    homes: Sequence[JobDirectory] = (),
 ) -> tuple[WorkerTask, list[Any]]:
     """As `run_generation`, while `disturb` runs in a thread."""
     thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
-    found = run_generation(directory, job, world_size)
+    found = run_generation(directory, job, world_size, homes=homes)
     thread.join(_SECONDS)
     assert not thread.is_alive(), f"it was not disturbed: {found}"
     return found
@@ -117,14 +133,14 @@ def wait_for_commit(directory: JobDirectory) -> None:
         time.sleep(0.05)
 
 
-def _rank(task: WorkerTask, place: RankPlacement, results: Any) -> None:
+def _rank(task: WorkerTask, place: RankPlacement, results: Any, access: Mapping[str, str]) -> None:
     import torch
 
     from spotune_trainer.commands.worker import run_command
     from spotune_trainer.training_functions.worker import run_function
 
     torch.set_num_threads(1)
-    os.environ |= place.environment()
+    os.environ |= {**place.environment(), **access}
     try:
         result = run_command(task, place) if task.has_command else run_function(task, place)
     except BaseException as error:

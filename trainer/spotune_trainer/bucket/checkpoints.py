@@ -81,8 +81,13 @@ def upload_rank_file(
         ok: name of the `.ok` file.
         report: called with the number of bytes of each part; what it raises ends the upload.
     """
-    bucket.upload(f"{_CHECKPOINTS}/{folder.name}/{name}", folder / name, report)
+    upload_file(bucket, folder, name, report)
     bucket.write(f"{_CHECKPOINTS}/{folder.name}/{ok}", (folder / ok).read_bytes())
+
+
+def upload_file(bucket: Bucket, folder: Path, name: str, report: Callable[[int], None] = lambda _count: None) -> None:
+    """Upload a file of a checkpoint; arguments as for `upload_rank_file`."""
+    bucket.upload(f"{_CHECKPOINTS}/{folder.name}/{name}", folder / name, report)
 
 
 def wait_for_files(bucket: Bucket, checkpoint: str, names: Iterable[str], while_waiting: Callable[[], None]) -> None:

@@ -54,7 +54,8 @@ def replace_folder(
     """
     name, last_name = str(folder.relative_to(directory.root)), str(last.relative_to(directory.root))
     bucket.delete([last_name])
-    paths = {str(path.relative_to(directory.root)): path for path in _files(folder)}
+    found = sorted(path for path in folder.rglob("*") if path.is_file())
+    paths = {str(path.relative_to(directory.root)): path for path in found}
     for each, path in paths.items():
         if each != last_name:
             bucket.upload(each, path, lambda _count: heartbeat())

@@ -1,12 +1,13 @@
 """Uploads what one rank logs in its generation: its log, and from rank 0 the steps, the events and the progress.
 
-Each file has one writer, and its folder has the number of the generation. So nothing else fences it.
+Each file has one process that uploads it, and its folder has the number of the generation. So nothing else fences it.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -22,28 +23,50 @@ _LAST_PUSH_ATTEMPTS: Final = 3
 
 
 class GenerationLogUpload:
-    """Uploads a rank's files every few seconds, and at exit; a context manager.
+    """Uploads files of a rank every few seconds, and at exit; a context manager.
 
     Args:
         bucket: the bucket.
         directory: of the job.
-        logs: of the generation.
-        rank: of this process.
+        steps: the file that `push_steps` uploads.
+        appended: files that grow, to upload every few seconds.
+        replaced: other files, to upload every few seconds.
     """
 
-    def __init__(self, bucket: Bucket, directory: JobDirectory, logs: GenerationLogs, rank: int) -> None:
+    def __init__(
+        self,
+        bucket: Bucket,
+        directory: JobDirectory,
+        steps: Path,
+        appended: Iterable[Path],
+        replaced: Iterable[Path] = (),
+    ) -> None:
         self._bucket = bucket
         self._root = directory.root
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._steps = self._appended(logs.steps)
-        self._appended_files = [self._appended(logs.worker(rank))]
-        self._replaced = [logs.failure(rank), logs.stacks(rank)]
-        if rank == 0:
-            self._appended_files += [self._steps, self._appended(logs.events)]
-            self._replaced.append(logs.progress)
+        self._steps = self._appended(steps)
+        self._appended_files = [self._steps if path == steps else self._appended(path) for path in appended]
+        self._replaced = tuple(replaced)
         self._uploaded: dict[Path, tuple[int, int]] = {}
         self._thread = threading.Thread(target=self._run, name="log-upload", daemon=True)
+
+    @classmethod
+    def of_rank(cls, bucket: Bucket, directory: JobDirectory, logs: GenerationLogs, rank: int) -> Self:
+        """For a rank whose process writes all of its files."""
+        of_rank_0 = (logs.steps, logs.events) if rank == 0 else ()
+        return cls(bucket, directory, logs.steps, (logs.worker(rank), *of_rank_0), _replaced_files(logs, rank))
+
+    @classmethod
+    def of_command(cls, bucket: Bucket, directory: JobDirectory, logs: GenerationLogs, rank: int) -> Self:
+        """For a rank that runs a command. While that runs, a process of it uploads the steps: see `of_program`."""
+        of_rank_0 = (logs.events,) if rank == 0 else ()
+        return cls(bucket, directory, logs.steps, (logs.worker(rank), *of_rank_0), _replaced_files(logs, rank))
+
+    @classmethod
+    def of_program(cls, bucket: Bucket, directory: JobDirectory, logs: GenerationLogs, rank: int) -> Self:
+        """For a process of a command that has joined as a rank: the steps alone, which a commit needs in the bucket."""
+        return cls(bucket, directory, logs.steps, (logs.steps,) if rank == 0 else ())
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -104,3 +127,8 @@ class GenerationLogUpload:
 
     def _name(self, path: Path) -> str:
         return str(path.relative_to(self._root))
+
+
+def _replaced_files(logs: GenerationLogs, rank: int) -> tuple[Path, ...]:
+    of_rank_0 = (logs.progress,) if rank == 0 else ()
+    return logs.failure(rank), logs.stacks(rank), *of_rank_0

@@ -22,6 +22,7 @@ from torch import Tensor
 from spotune.job import BestSpec
 from spotune_trainer import files
 from spotune_trainer.bucket.checkpoints import (
+    BUCKET_FILES,
     delete_checkpoints,
     put_manifest,
     read_checkpoint_file,
@@ -265,8 +266,10 @@ def drop_older_copies(directory: JobDirectory, current: CheckpointName) -> None:
     """
     others = [folder for folder in list_folders(directory.checkpoints) if folder.name != str(current)]
     for folder in others[: 1 - _COPIES_IN_DIRECTORY]:
-        for path in folder.glob("*.safetensors"):
-            path.unlink(missing_ok=True)
+        known = folder / MANIFEST, folder / BUCKET_FILES
+        for path in folder.rglob("*"):
+            if path not in known and not path.is_dir():
+                path.unlink(missing_ok=True)
 
 
 def _best_step(checkpoint: Path, best: BestSpec) -> int | None:

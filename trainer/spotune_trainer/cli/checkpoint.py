@@ -109,6 +109,7 @@ def _export_files(run: JobDirectory, chosen: Checkpoint, to: Path | None, *, as_
     from spotune_trainer.training_functions.export import export_files
 
     try:
+        _fetch(chosen)
         verify(chosen)
     except CorruptCheckpointError as error:
         raise JobError(f"{error}. Give another step with --step.") from error

@@ -22,6 +22,8 @@ from spotune.errors import JobError
 from spotune.goodput import Part
 from spotune.job import FinetuneJob
 from spotune_trainer import files
+from spotune_trainer.bucket.generation_logs import GenerationLogUpload
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.commands.environment import joined_task, place_of_process
 from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.observability.progress import ProgressReporter
@@ -64,7 +66,10 @@ def join_command() -> Session | None:
     _write_state(task, place, {"exit": None, "savedStep": None, "ended": False})
     resources = ExitStack()
     resources.enter_context(logging_to_file(logs.worker(place.rank)))
-    reporter = ProgressReporter(logs, place.rank, job.spec.retry.hang_timeout.seconds)
+    bucket, upload = bucket_of(task.job_directory), None
+    if bucket is not None:
+        upload = resources.enter_context(GenerationLogUpload.of_program(bucket, task.job_directory, logs, place.rank))
+    reporter = ProgressReporter(logs, place.rank, job.spec.retry.hang_timeout.seconds, upload=upload)
     reporter.continue_startup()
     resources.enter_context(reporter)
     reporter.record_startup("program")

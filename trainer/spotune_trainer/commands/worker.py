@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,12 @@ from spotune.goodput import Part
 from spotune.job import FinetuneJob
 from spotune.retry import FailureCause
 from spotune_trainer import files
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_steps
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.commands.environment import FIELD, environment_of
 from spotune_trainer.commands.exit_status import failure_of
+from spotune_trainer.commands.folder_in_bucket import CheckpointFolder, pull_outputs, push_output
 from spotune_trainer.commands.locate import missing_program
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import ProgressReporter
@@ -34,7 +38,7 @@ from spotune_trainer.training.failures import ProgramError, RecordedError, recor
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
 from spotune_trainer.training.worker import TrainResult
 from spotune_trainer.training_functions.checkpoints import files_of
-from spotune_trainer.training_functions.export import export_model
+from spotune_trainer.training_functions.export import export_model, learn_of_other_machines
 from spotune_trainer.training_functions.notices import notices_of, read_notices
 from spotune_trainer.training_functions.opening import folder_checkpoints
 from spotune_trainer.training_functions.ranks import Ranks
@@ -64,6 +68,7 @@ class _CommandRank:
         self.place = place
         self.reporter = reporter
         self._log = task.logs.worker(place.rank)
+        self._bucket = bucket_of(task.job_directory)
         self._is_joined = self._has_signalled = False
         self._begin = 0
         self._last_output = time.monotonic(), 0
@@ -82,7 +87,11 @@ class _CommandRank:
         self.reporter.record_startup("import")
         self._begin = self._log.stat().st_size  # what follows is printed by the command
         self._last_output = time.monotonic(), self._begin
-        with self._start(command) as process, self.reporter.stopwatch.measure(Part.PRODUCTIVE):
+        with (
+            self._own_checkpoints(),
+            self._start(command) as process,
+            self.reporter.stopwatch.measure(Part.PRODUCTIVE),
+        ):
             try:
                 status = self._wait(process)
             finally:
@@ -93,6 +102,9 @@ class _CommandRank:
         rank_exit = self._exit_of_group(status)
         if rank_exit is None and status != 0:
             raise self._recorded_failure() or failure_of(command[0], status, self._output())
+        if self._bucket is not None and self.place.node != 0:
+            output = self.task.job_directory.command_output(self.task.generation)
+            push_output(self._bucket, output, self.task.generation, self.place.node, self.reporter.heartbeat)
         summary = self._finish() if rank_exit is None and self.place.rank == 0 else {}
         rank_exit = rank_exit or RankExit.TRAINED
         files.write_json(self.task.logs.command_result(self.place.node), {"exit": rank_exit.value})
@@ -104,6 +116,19 @@ class _CommandRank:
             self.reporter.heartbeat()
             time.sleep(_POLL_SECONDS)
         return TrainResult(RankExit(result["exit"]), {})
+
+    @contextmanager
+    def _own_checkpoints(self) -> Iterator[None]:
+        """With a bucket: have the checkpoints that the program keeps by itself here, and upload what it changes."""
+        if self._bucket is None:
+            yield
+            return
+        folder = self.task.job_directory.command_checkpoints
+        heartbeat = self.reporter.heartbeat
+        checkpoints = CheckpointFolder(self._bucket, folder, self.task.generation, self.place.node, heartbeat)
+        checkpoints.pull()
+        with checkpoints.uploaded():
+            yield
 
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         environment = environment_of(self.task, self.place, os.environ)
@@ -175,7 +200,8 @@ class _CommandRank:
 
     def _leaves_by_itself(self) -> bool:
         """Whether the program leaves after its next checkpoint: it saves with `spotune_train`."""
-        return self._is_joined and choose_checkpoint(self.task.job_directory).checkpoint is not None
+        has_saved = self.task.restore is not None or choose_checkpoint(self.task.job_directory).checkpoint is not None
+        return self._is_joined and has_saved
 
     def _exit_of_group(self, status: int) -> RankExit | None:
         """Why the command has left before its end; None if it has not."""
@@ -209,6 +235,7 @@ class _CommandRank:
             JobError: there is none, or the checkpoint that was saved last is not complete.
         """
         task, output = self.task, self.task.job_directory.command_output(self.task.generation)
+        learn_of_other_machines(task.job_directory)
         saved = (self._joined_process() or {}).get("savedStep")
         chosen = choose_checkpoint(task.job_directory).checkpoint
         steps = surviving_steps(task.job_directory)
@@ -220,13 +247,15 @@ class _CommandRank:
                     "wait=True before the program destroys its process group"
                 )
             name = chosen.name
-        elif files_of(output):
-            name = self._commit(output, max(step, 1))
         else:
-            raise JobError(
-                f"{FIELD} ended with exit status 0 and has left no model: write it to the folder SPOTUNE_OUTPUT_DIR, "
-                "or call spotune_train.checkpoint.save"
-            )
+            if self._bucket is not None:
+                pull_outputs(self._bucket, output, task.generation, self.place.nodes, self.reporter.heartbeat)
+            if not files_of(output):
+                raise JobError(
+                    f"{FIELD} ended with exit status 0 and has left no model: write it to the folder "
+                    "SPOTUNE_OUTPUT_DIR, or call spotune_train.checkpoint.save"
+                )
+            name = self._commit(output, max(step, 1))
         with self.reporter.stopwatch.measure(Part.EVALUATION):
             return export_model(task, name, max(step, name.step), self.reporter)
 

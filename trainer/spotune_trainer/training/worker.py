@@ -300,7 +300,7 @@ def run_worker(task: WorkerTask, rank: int, world_size: int, memory: RankMemory 
     job = FinetuneJob.model_validate(task.job)
     logs.root.mkdir(parents=True, exist_ok=True)
     bucket = bucket_of(directory)
-    upload = GenerationLogUpload(bucket, directory, logs, rank) if bucket is not None else None
+    upload = GenerationLogUpload.of_rank(bucket, directory, logs, rank) if bucket is not None else None
     with (
         upload or nullcontext(),
         logging_to_file(logs.worker(rank)),

@@ -3,6 +3,9 @@
 A commit is complete with its manifest, which has the checksum of every file, and it counts only if no later generation
 started from an older one (`checkpoint/generations.py`). All ranks call `commit` together. The files of all ranks end
 in one folder, as with Ray Train. Of files with the same name, that of the lowest rank is kept.
+
+If a bucket keeps the job, each rank uploads the files that it has copied, and the manifest in the bucket is the commit.
+A node then has the files of its own ranks only, and downloads the others before it hands over the folder.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ import xxhash
 from spotune.errors import JobError
 from spotune.job import CheckpointSpec
 from spotune_trainer import files
+from spotune_trainer.bucket.checkpoints import BUCKET_FILES, note_checkpoint, put_manifest, upload_file
+from spotune_trainer.bucket.client import BucketError
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.generations import raise_if_superseded
 from spotune_trainer.checkpoint.layout import (
     MANIFEST,
@@ -32,8 +38,8 @@ from spotune_trainer.checkpoint.layout import (
     Torn,
     open_checkpoint,
 )
-from spotune_trainer.checkpoint.reader import CorruptCheckpointError, verify
-from spotune_trainer.checkpoint.writer import prune
+from spotune_trainer.checkpoint.reader import CorruptCheckpointError, fetch, verify
+from spotune_trainer.checkpoint.writer import drop_older_copies, prune
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training_functions.ranks import Ranks
 
@@ -58,6 +64,7 @@ class FolderCheckpoints:
         keep: which checkpoints stay.
         ranks: of the group; their process group is used by commits alone, which may be made in the background.
         report_problem: called with what holds up a commit, and with None afterwards, also in the background.
+        show_problem: shows it, called while the training function waits: nothing else does then.
     """
 
     def __init__(
@@ -69,16 +76,20 @@ class FolderCheckpoints:
         keep: CheckpointSpec,
         ranks: Ranks,
         report_problem: Callable[[str | None], None],
+        show_problem: Callable[[], None],
     ) -> None:
         self._directory = directory
         self._generation = generation
         self._fingerprint = fingerprint
         self._plan_version = plan_version
         self._keep = keep
+        self._bucket = bucket_of(directory)
+        self._whole: CheckpointName | None = None  # of which this node has all files, verified
         self._heartbeat = ranks.heartbeat
         self._has_heartbeats = False
         self._ranks = replace(ranks, heartbeat=self._beat)
         self._report_problem = report_problem
+        self._show_problem = show_problem
 
     @contextmanager
     def heartbeats(self) -> Iterator[None]:
@@ -94,22 +105,32 @@ class FolderCheckpoints:
             self._heartbeat()
 
     def restore(self, name: CheckpointName) -> Path:
-        """Verify a checkpoint, each rank a part of its files; returns its folder.
+        """Verify a checkpoint, each rank a part of its files; returns its folder. All files are on this node.
 
         Raises:
+            BucketError: on all ranks; the bucket cannot be read.
             CorruptCheckpointError: on all ranks, if one of them found a file that is missing or damaged.
         """
-        found, problem = open_checkpoint(self._directory.checkpoints / str(name)), None
-        if isinstance(found, Torn):
-            problem = found.reason
-        else:
-            with self.heartbeats():
-                problem = self._damage(found)
+        ranks = self._ranks
         with self.heartbeats():
-            problems = [each for each in self._ranks.gather(problem) if each]
-        if problems:
-            raise CorruptCheckpointError(str(name), problems[0])
-        return found.path
+            nodes = ranks.gather(ranks.node)
+            sharing = [rank for rank, node in enumerate(nodes) if self._bucket is None or node == ranks.node]
+            part = slice(sharing.index(ranks.rank), None, len(sharing))
+            folder = ranks.gather_results(lambda: self._verify(name, part))[ranks.rank]
+        self._whole = name
+        return folder
+
+    def fetch(self, name: CheckpointName) -> None:
+        """Have all files of a checkpoint on this node, which this group has committed. Any rank may call it alone.
+
+        Raises:
+            BucketError: the bucket cannot be read.
+            CorruptCheckpointError: it has another file than was committed.
+        """
+        if self._bucket is not None and self._whole != name:
+            with self.heartbeats():
+                self._verify(name, slice(None))
+            self._whole = name
 
     def commit(self, step: int, folder: Path | None, before_manifest: Callable[[], None]) -> Checkpoint:
         """Commit the files that the ranks hand over. On return, the checkpoint is durable.
@@ -137,10 +158,12 @@ class FolderCheckpoints:
         entries = [entry for of_rank in ranks.gather_results(copy) for entry in of_rank]
         manifest, *_ = ranks.gather_results(lambda: self._until_stored(publish))
         assert manifest is not None, "rank 0 has written it"
+        if self._bucket is not None:
+            self._until_stored(partial(note_checkpoint, self._bucket, target))
         return Checkpoint(target, name, manifest)
 
     def _until_stored(self, action: Callable[[], T]) -> T:
-        """Do something on the volume, again while that is full or does not respond.
+        """Do something on the volume or in the bucket, again while that is full or does not respond.
 
         There are no heartbeats meanwhile: the watchdog ends what the function waits for longer than
         `retry.hangTimeout`.
@@ -149,9 +172,14 @@ class FolderCheckpoints:
             try:
                 done = action()
             except OSError as error:
-                if error.errno not in STORAGE_ERRORS:
+                if isinstance(error, BucketError):
+                    self._report_problem(str(error))
+                elif error.errno in STORAGE_ERRORS:
+                    self._report_problem(f"{error.strerror or error}: {error.filename or self._directory.checkpoints}")
+                else:
                     raise
-                self._report_problem(f"{error.strerror or error}: {error.filename or self._directory.checkpoints}")
+                if self._has_heartbeats:
+                    self._show_problem()
                 time.sleep(_RETRY_SECONDS)
             else:
                 self._report_problem(None)
@@ -177,8 +205,11 @@ class FolderCheckpoints:
             files=tuple(entries),
             parameters={},
         )
-        files.write_json(target / MANIFEST, manifest.to_json())
-        files.fsync_directory(self._directory.checkpoints)
+        if self._bucket is not None:
+            manifest = Manifest.from_json(put_manifest(self._bucket, target, manifest.to_json))
+        else:
+            files.write_json(target / MANIFEST, manifest.to_json())
+            files.fsync_directory(self._directory.checkpoints)
         prune(self._directory, self._generation, self._keep.keep, self._keep.keep_every_steps)
         return manifest
 
@@ -188,8 +219,13 @@ class FolderCheckpoints:
         for name in names:
             with (folder / name).open("rb") as source:
                 entries.append(self._until_stored(partial(self._write, source, target / name, name)))
+            if self._bucket is not None:
+                self._until_stored(partial(upload_file, self._bucket, target, name, lambda _: self._beat()))
         for parent in {(target / name).parent for name in names}:
             files.fsync_directory(parent)
+        if self._bucket is not None:
+            drop_older_copies(self._directory, CheckpointName.parse(target.name))
+            self._whole = None
         return entries
 
     def _write(self, source: BinaryIO, target: Path, name: str) -> FileEntry:
@@ -210,15 +246,22 @@ class FolderCheckpoints:
             raise
         return FileEntry(name, size, digest.hexdigest())
 
-    def _damage(self, checkpoint: Checkpoint) -> str | None:
-        """What is wrong with this rank's part of the files; None if nothing is."""
-        for entry in checkpoint.manifest.files[self._ranks.rank :: self._ranks.world_size]:
-            try:
-                verify(checkpoint, [entry])
-            except CorruptCheckpointError as error:
-                return error.reason
+    def _verify(self, name: CheckpointName, part: slice) -> Path:
+        """Verify a part of the files of a checkpoint, and download those that this node lacks; returns its folder."""
+        folder = self._directory.checkpoints / str(name)
+        if self._bucket is not None:
+            note_checkpoint(self._bucket, folder)
+        found = open_checkpoint(folder)
+        if isinstance(found, Torn):
+            raise CorruptCheckpointError(str(name), found.reason)
+        entries = found.manifest.files[part]
+        if self._bucket is not None:
+            fetch(found, entries, self._ranks.heartbeat)
+            return folder
+        for entry in entries:
+            verify(found, [entry])
             self._ranks.heartbeat()
-        return None
+        return folder
 
 
 def files_of(folder: Path) -> list[str]:
@@ -228,6 +271,7 @@ def files_of(folder: Path) -> list[str]:
         for parent, _, found in os.walk(folder, followlinks=True)
         for name in found
     ]
-    if MANIFEST in names:
-        raise JobError(f"training.function reported a file {MANIFEST}, a name that checkpoints use: rename it")
+    for name in (MANIFEST, BUCKET_FILES):
+        if name in names:
+            raise JobError(f"training.function reported a file {name}, a name that checkpoints use: rename it")
     return sorted(names)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from spotune_trainer import files
+from spotune_trainer.bucket.checkpoints import refresh
+from spotune_trainer.bucket.folders import pull_generation_logs, replace_folder
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
+from spotune_trainer.checkpoint.layout import MANIFEST, Checkpoint, CheckpointName, open_checkpoint
+from spotune_trainer.checkpoint.reader import fetch
+from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import WorkerTask
@@ -60,13 +66,23 @@ def export_model(task: WorkerTask, name: CheckpointName, step: int, reporter: Pr
         name: of the checkpoint.
         step: number of steps done.
         reporter: of rank 0.
+
+    Raises:
+        BucketError: the bucket that keeps the job cannot be read, or does not accept the model.
+        SupersededError: a later generation has started; nothing is exported.
     """
     directory = task.job_directory
     reporter.set_phase(Phase.EXPORTING)
     checkpoint = open_checkpoint(directory.checkpoints / str(name))
     assert isinstance(checkpoint, Checkpoint), "it was committed or verified by this group"
+    fetch(checkpoint, heartbeat=reporter.heartbeat)
     fence = partial(raise_if_superseded, directory, task.generation)
     sha256 = export_files(checkpoint, directory.export, fence, reporter.heartbeat)
+    if (bucket := bucket_of(directory)) is not None:
+        manifest = directory.export / MANIFEST  # without a rename, this file says that the others are there
+        shutil.copyfile(checkpoint.path / MANIFEST, manifest)
+        replace_folder(bucket, directory, directory.export, manifest, reporter.heartbeat)
+        learn_of_other_machines(directory)
     reporter.update(exportStep=name.step)
     reporter.record_event("exported", sha256=sha256, step=name.step)
     if name.step < step:
@@ -81,3 +97,14 @@ def export_model(task: WorkerTask, name: CheckpointName, step: int, reporter: Pr
         "exportStep": name.step,
         "exportSha256": sha256,
     }
+
+
+def learn_of_other_machines(directory: JobDirectory) -> None:
+    """If a bucket keeps the job: have generations, manifests and logs of generations on other machines here.
+
+    Raises:
+        BucketError: the bucket cannot be read.
+    """
+    if (bucket := bucket_of(directory)) is not None:
+        refresh(bucket, directory)
+        pull_generation_logs(bucket, directory)

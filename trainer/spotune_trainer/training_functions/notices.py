@@ -8,12 +8,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spotune_trainer import files
-from spotune_trainer.training.task import RankExit, WorkerTask
+from spotune_trainer.bucket.link import link_of
+from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
 
 
 def notices_of(task: WorkerTask) -> tuple[Path, ...]:
     """The files that ask the worker group of a task to leave."""
     return task.job_directory.notice, task.logs.notice, task.logs.agent_notice
+
+
+def notices_read_by(task: WorkerTask, place: RankPlacement) -> tuple[Path, ...]:
+    """The notices that a rank reads for its group.
+
+    Rank 0 reads all. Where a node has a directory of its own, its first rank also reads the notice of its agent:
+    without a driver nobody else learns that the node's pod ends.
+    """
+    if place.rank == 0:
+        return notices_of(task)
+    link = link_of(task.job_directory)
+    has_own_directory = link is not None and link.is_of_a_node
+    return (task.logs.agent_notice,) if has_own_directory and place.local_rank == 0 else ()
 
 
 def read_notices(notices: Sequence[Path]) -> tuple[RankExit | None, float | None]:

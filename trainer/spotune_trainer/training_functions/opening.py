@@ -15,7 +15,7 @@ from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
 from spotune_trainer.training_functions.checkpoints import FolderCheckpoints
-from spotune_trainer.training_functions.notices import notices_of
+from spotune_trainer.training_functions.notices import notices_read_by
 from spotune_trainer.training_functions.ranks import Ranks
 from spotune_trainer.training_functions.session import LeaveGeneration, Session
 
@@ -37,10 +37,12 @@ def open_session(
         leave: see `Session`.
 
     Raises:
+        BucketError: on all ranks: the bucket that keeps the job cannot be read.
         CorruptCheckpointError: on all ranks: a file of the checkpoint is missing or damaged.
     """
     ranks, of_commits = (
-        Ranks(place.rank, place.world_size, group, reporter.heartbeat) for group in _groups(place.world_size, job)
+        Ranks(place.rank, place.world_size, group, reporter.heartbeat, place.node)
+        for group in _groups(place.world_size, job)
     )
     checkpoints = folder_checkpoints(task, job, reporter, of_commits)
     restored = None
@@ -50,7 +52,7 @@ def open_session(
             restored = name, checkpoints.restore(name)
         reporter.record_event("restored", step=name.step, checkpoint=str(name))
         reporter.record_startup("restore")
-    return Session(task.generation, restored, checkpoints, ranks, reporter, notices_of(task), leave=leave)
+    return Session(task.generation, restored, checkpoints, ranks, reporter, notices_read_by(task, place), leave=leave)
 
 
 def folder_checkpoints(
@@ -74,6 +76,7 @@ def folder_checkpoints(
         job.spec.checkpoint,
         ranks,
         lambda problem: reporter.update(checkpointProblem=problem),
+        reporter.write_if_due,
     )
 
 

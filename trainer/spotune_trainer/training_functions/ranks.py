@@ -27,12 +27,14 @@ class Ranks:
         world_size: number of ranks.
         group: gloo process group of all ranks; None if there is one rank.
         heartbeat: called from time to time while this rank waits for others, which have a watchdog of their own.
+        node: number of this rank's node. If a bucket keeps the job, the ranks of a node share a directory.
     """
 
     rank: int
     world_size: int
     group: Any
     heartbeat: Callable[[], None]
+    node: int = 0
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, in their order. All ranks call it together."""

@@ -91,8 +91,8 @@ class SessionUtils(LocalTrainFnUtils):
 
     def get_checkpoint(self) -> ray.train.Checkpoint | None:
         """The checkpoint that training continues from."""
-        folder = self._session.checkpoint_folder()
-        return ray.train.Checkpoint.from_directory(folder) if folder is not None else None
+        found = self._session.newest_checkpoint()
+        return ray.train.Checkpoint.from_directory(found[1]) if found is not None else None
 
     def get_dataset_shard(self, dataset_info: Any) -> Any:
         """Not supported.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def repeating(action: Callable[[], None], every_seconds: float, name: str) -> Iterator[None]:
+def repeating(action: Callable[[], object], every_seconds: float, name: str) -> Iterator[None]:
     """Call an action every so many seconds while the body runs, in a thread with this name."""
     ended = threading.Event()
 

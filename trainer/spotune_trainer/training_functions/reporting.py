@@ -6,9 +6,11 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from spotune.job import FinetuneJob
+from spotune_trainer.bucket.generation_logs import GenerationLogUpload
+from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.failures import describe, record_failure
@@ -25,7 +27,12 @@ def reporting(task: WorkerTask, place: RankPlacement) -> Iterator[tuple[Finetune
     job = FinetuneJob.model_validate(task.job)
     logs.root.mkdir(parents=True, exist_ok=True)
     hang_timeout = job.spec.retry.hang_timeout.seconds
-    with logging_to_file(logs.worker(rank)), ProgressReporter(logs, rank, hang_timeout) as reporter:
+    upload = _log_upload(task, rank)
+    with (
+        upload or nullcontext(),
+        logging_to_file(logs.worker(rank)),
+        ProgressReporter(logs, rank, hang_timeout, upload=upload) as reporter,
+    ):
         process = f"{socket.gethostname()}, process {os.getpid()}"
         start = task.restore or "the beginning"
         logger.info("rank %d of %d on %s: starts from %s", rank, place.world_size, process, start)
@@ -35,3 +42,12 @@ def reporting(task: WorkerTask, place: RankPlacement) -> Iterator[tuple[Finetune
             logger.exception("rank %d failed", rank)
             record_failure(logs, describe(rank, error))
             raise
+
+
+def _log_upload(task: WorkerTask, rank: int) -> GenerationLogUpload | None:
+    """Uploads what the rank logs, if a bucket keeps the job."""
+    bucket = bucket_of(task.job_directory)
+    if bucket is None:
+        return None
+    make = GenerationLogUpload.of_command if task.has_command else GenerationLogUpload.of_rank
+    return make(bucket, task.job_directory, task.logs, rank)

@@ -32,6 +32,9 @@ from spotune_trainer.training_functions.ranks import Ranks
 logger = logging.getLogger("spotune.worker")
 
 _POLL_SECONDS = 0.5
+_NO_NOTICE = -math.inf
+_NO_DEADLINE_SECONDS = 1e300
+"""In what ranks agree on, which is finite for every notice."""
 
 
 class LeaveGeneration(BaseException):
@@ -69,7 +72,7 @@ class Session:
         checkpoints: commits what is saved.
         ranks: of the group.
         reporter: writes progress, steps and events.
-        notices: files that ask the group to leave, read by rank 0.
+        notices: files that ask the group to leave, and that this rank reads; perhaps none.
         clock: seconds, monotonic.
         leave: makes the exception that ends the function when the group leaves.
 
@@ -227,9 +230,20 @@ class Session:
             finally:
                 self._lock.release()
 
-    def checkpoint_folder(self) -> Path | None:
-        """Folder of the newest checkpoint; None before the first. It must not be changed."""
-        return self.last_commit[1] if self.last_commit is not None else None
+    def newest_checkpoint(self) -> tuple[CheckpointName, Path] | None:
+        """The newest checkpoint, and its folder with the files of all ranks, which must not be changed.
+
+        None before the first. If a bucket keeps the job, files of other nodes are downloaded. Any rank may call it
+        alone.
+
+        Raises:
+            CorruptCheckpointError: the bucket has another file than was committed.
+            InfrastructureError: the bucket cannot be read.
+        """
+        if self.last_commit is not None:
+            with self._errors_of_the_volume("checkpoint"):
+                self._checkpoints.fetch(self.last_commit[0])
+        return self.last_commit
 
     @contextmanager
     def _errors_of_the_volume(self, what: str) -> Iterator[None]:
@@ -240,30 +254,32 @@ class Session:
             raise InfrastructureError(f"the {what} of step {self.step} failed: {error}") from error
 
     def _agree(self, call: _Call, step: int, *, flag: bool = False) -> bool:
-        """Whether the flag of any rank is set. Rank 0 tells the others whether the group leaves, and until when.
+        """Whether the flag of any rank is set. Ranks that read notices tell the others whether the group leaves.
 
         Raises:
             JobError: on all ranks: they are at different steps, or do different things.
             Exception: a commit in the background has failed.
         """
-        rank_exit, left = self._read_notices() if self.ranks.rank == 0 else (None, None)
+        rank_exit, left = self._read_notices() if self._notices else (None, None)
         stops, leaves = rank_exit is RankExit.STOPPED, rank_exit is RankExit.YIELDED
         copies = self._running_commit is not None and not self._running_commit.has_ended
-        mine = [step, -step, call.value, -call.value, flag, copies, stops, leaves, -1.0 if left is None else left]
-        latest, earliest, last_call, first_call, any_flag, copy, stop, leave, seconds = self.ranks.maxima(mine)
+        urgency = _NO_NOTICE if left is None else -min(left, _NO_DEADLINE_SECONDS)
+        mine = [step, -step, call.value, -call.value, flag, copies, stops, leaves, urgency]
+        latest, earliest, last_call, first_call, any_flag, copy, stop, leave, urgency = self.ranks.maxima(mine)
         if latest != -earliest or last_call != -first_call:
             raise JobError(
                 f"training.function {call.describe(step)} on rank {self.ranks.rank}, while other ranks did something "
                 "else: all ranks have to report and save the same steps, and to return after the same one"
             )
         self._exit = RankExit.STOPPED if stop else RankExit.YIELDED if leave else None
-        self.seconds_left = seconds if seconds >= 0 else None
+        has_deadline = urgency > -_NO_DEADLINE_SECONDS
+        self.seconds_left = None if urgency == _NO_NOTICE else -urgency if has_deadline else math.inf
         if not copy:
             self._wait_for_commit()
         return bool(any_flag > 0)
 
     def _read_notices(self) -> tuple[RankExit | None, float | None]:
-        """Why the group leaves, and the seconds until it must have left; on rank 0, at most twice a second."""
+        """Why the group leaves, and the seconds until it must have left; read at most twice a second."""
         now = self._clock()
         if now - self._last_poll < _POLL_SECONDS:
             return self._exit, self.seconds_left

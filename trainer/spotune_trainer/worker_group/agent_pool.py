@@ -28,7 +28,7 @@ from spotune_trainer.bucket.link import link_of
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, GRACE_SECONDS_OF_KEPT
-from spotune_trainer.worker_group.node_proxy import NodeProxy
+from spotune_trainer.worker_group.node_proxy import NodeProxy, calls_function
 from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, others_of
 from spotune_trainer.worker_group.ray_nodes import draining_nodes, slots_by_node
 from spotune_trainer.worker_group.relay import Notices, Relay
@@ -357,12 +357,13 @@ class AgentPool:
     def _start(self, node: str, slots: int, gpus: bool) -> _Agent:
         """Start an actor that occupies all slots of a node. Ray would drain a node without work at once."""
         actor: Any = ray.remote(NodeProxy)
+        functions = calls_function(JobDirectory(Path(self._directory)))
         handle = actor.options(
             num_cpus=0 if gpus else slots,
             num_gpus=slots if gpus else 0,
             max_concurrency=_CALLS_AT_ONCE,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
-        ).remote(self._directory, gpus, self._driver, self._secret, self._bucket)
+        ).remote(self._directory, gpus, self._driver, self._secret, self._bucket, functions)
         info, imported = handle.call.remote("info"), handle.call.remote("import_modules")
         death = handle.block_forever.remote()
         return _Agent(node, slots, gpus, handle, info_ref=info, imported_ref=imported, death_ref=death)

@@ -29,13 +29,15 @@ class NodeProxy:
         driver: id of the driver.
         secret: by which agents and ranks of one driver know each other.
         bucket: URL of the bucket that keeps the job; empty: a volume keeps it.
+        functions: whether the job has a training function of the user.
     """
 
-    def __init__(self, directory: str, gpus: bool, driver: str, secret: bytes, bucket: str = "") -> None:
+    def __init__(
+        self, directory: str, gpus: bool, driver: str, secret: bytes, bucket: str = "", functions: bool = False
+    ) -> None:
         self._directory = JobDirectory(Path(directory))
         self._has_own_directory = bool(bucket) and link_node(self._directory, bucket)
         address = ray.util.get_node_ip_address()
-        functions = _calls_function(self._directory)
         self._agent = attach(agents_folder(directory), driver, secret, address, gpus=gpus, functions=functions)
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
@@ -59,8 +61,11 @@ class NodeProxy:
         _exit()
 
 
-def _calls_function(directory: JobDirectory) -> bool:
-    """Whether the job has a training function of the user. Reads plain JSON: the job's model takes long to import."""
+def calls_function(directory: JobDirectory) -> bool:
+    """On the head: whether the job has a training function of the user. A node need not have the job's file.
+
+    Reads plain JSON: the job's model takes long to import.
+    """
     job = files.read_json(directory.job) or {}
     return bool(job.get("spec", {}).get("training", {}).get("function"))
 

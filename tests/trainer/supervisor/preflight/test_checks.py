@@ -17,12 +17,13 @@ from spotune.plan.known_models import KNOWN_CONFIGS
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.supervisor.control import ControlSignals, SupervisorStatus
-from spotune_trainer.supervisor.preflight.checks import NOTICE_SECONDS, Check, refuse_insufficient_space
+from spotune_trainer.supervisor.preflight.checks import NOTICE_SECONDS, Check, checks_of, refuse_insufficient_space
 from spotune_trainer.supervisor.preflight.result import CheckResult
 from spotune_trainer.supervisor.preflight.runner import Preflight
 from tests.trainer.support.checkpoints import commit_checkpoint
 from tests.trainer.support.runs import Runs
 from tests.trainer.support.tiny import make_job, save_source
+from tests.trainer.training_functions.ranks import function_job
 
 
 class Head:
@@ -271,3 +272,9 @@ def test_smallest_number_of_workers_is_shown(head: Head) -> None:
 def test_memory_of_workers_with_gpus_is_not_checked(head: Head) -> None:
     head.preflight.passes(limited(head, "8Gi", gpus=1))
     assert "worker-memory" not in head.results()
+
+
+def test_code_of_the_user_in_a_bucket_needs_the_bucket_and_no_file_system(tmp_path: Path) -> None:
+    checks = checks_of(function_job("adds_up", {}), JobDirectory(tmp_path), "s3://bucket/job")
+    assert list(checks) == ["bucket", "user-code"]
+    assert checks["user-code"].run().endswith("has functions:adds_up")

@@ -91,7 +91,8 @@ class BucketFiles:
         """
         for file in files:
             path = self._folder / file.name
-            with (self._folder / f".{file.name}.lock").open("w") as lock:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.with_name(f".{path.name}.lock").open("w") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if not _is_intact(path, file):
                     self._download(file, path)

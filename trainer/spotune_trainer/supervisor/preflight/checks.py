@@ -66,11 +66,12 @@ def checks_of(job: FinetuneJob, directory: JobDirectory, bucket: str = "") -> di
         directory: of the job.
         bucket: URL of the bucket that keeps it; empty: a volume does.
     """
+    if bucket:
+        storage = {BUCKET: Check(lambda: check_bucket(open_bucket(bucket)))}
+    else:
+        storage = {"storage-semantics": Check(lambda: check_file_system(directory.root))}
     if job.spec.training.has_user_code:
-        return {
-            "storage-semantics": Check(lambda: check_file_system(directory.root)),
-            "user-code": Check(lambda: check_user_code(job, directory)),
-        }
+        return {**storage, "user-code": Check(lambda: check_user_code(job, directory))}
     found: list[ModelFacts] = []
 
     def model() -> str:
@@ -93,11 +94,9 @@ def checks_of(job: FinetuneJob, directory: JobDirectory, bucket: str = "") -> di
     notice = os.environ.get(NOTICE_SECONDS)
     notice_seconds = float(notice) if notice else None
     if bucket:
-        storage = {BUCKET: Check(lambda: check_bucket(open_bucket(bucket)))}
         space: dict[str, Check] = {}  # only the disks of the workers matter
         upload: Callable[[int], float] | None = partial(_measure_upload_to, bucket)
     else:
-        storage = {"storage-semantics": Check(lambda: check_file_system(directory.root))}
         space = {"storage-space": Check(lambda: check_space(need(), directory.root), needs=("model",))}
         upload = None
     return {
