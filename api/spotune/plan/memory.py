@@ -178,13 +178,18 @@ class MemoryEstimate:
 
     @property
     def other_bytes(self) -> int:
-        """Device memory for neither states nor activations; on a CPU worker it includes the copies for commits."""
-        return self.buffers_bytes + self.runtime_bytes + (self.commit_bytes if self.on_cpu else 0)
+        """Device memory for neither states nor activations; on a CPU worker it includes what GPU workers keep on the host."""
+        return self.buffers_bytes + self.runtime_bytes + (self.commit_bytes + self.activations.host_bytes if self.on_cpu else 0)
 
     @property
     def host_bytes(self) -> int:
-        """Required host memory besides the device's: offloaded states, and the page-locked copies of commits."""
-        return self.states.host_bytes + (0 if self.on_cpu else self.commit_bytes)
+        """Required host memory besides the device's: what is offloaded, and the page-locked copies of commits."""
+        return self.states.host_bytes if self.on_cpu else self.offloaded_bytes + self.commit_bytes
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Host memory for offloaded states and activations."""
+        return self.states.host_bytes + self.activations.host_bytes
 
 
 def model_states(
