@@ -54,9 +54,7 @@ class LongCase:
     seconds: float
 
 
-def _long(
-    size: str, length: int, rows: int, sections: dict[str, Any], seconds: float, **more: Any
-) -> LongCase:
+def _long(size: str, length: int, rows: int, sections: dict[str, Any], seconds: float, **more: Any) -> LongCase:
     values = {"zero_stage": 1, "compile": True, "warm_up": 2, "steps": 3, **more}
     return LongCase(Case(size, length, batch=rows, sections=sections, **values), seconds)
 
@@ -72,9 +70,7 @@ CASES = {
     "1.1B, 4k": _long("1.1B", 4096, 32, _FULL, 70, micro_batch=8),
     "1.1B, 128k of 32 documents": _long("1.1B", 131072, 1, _FULL, 80, documents=32),
     "8B LoRA, 128k of 32 documents": _long("8B", 131072, 1, _LORA, 150, documents=32),
-    "8B, 32k, offloaded": _long(
-        "8B", 32768, 2, {**_FULL_8BIT, "execution": {"offloadActivations": True}}, 150
-    ),
+    "8B, 32k, offloaded": _long("8B", 32768, 2, {**_FULL_8BIT, "execution": {"offloadActivations": True}}, 150),
 }
 """The most important first. A row of 131,072 tokens takes a minute at 8B, so there are few steps."""
 TOYS = {
@@ -104,6 +100,7 @@ class LongRowsWorker(MeasuredWorker):
     """Stops right after the measured steps, and measures MFU by documents."""
 
     def set_up(self) -> None:
+        """Set up as any worker does, with another meter."""
         super().set_up()
         meter = self.context.mfu_meter
         object.__setattr__(self.context, "mfu_meter", DocumentMeter(meter._shape, meter._peak_flops))
@@ -192,7 +189,7 @@ def run(name: str, case: Case) -> dict[str, Any]:
     except torch.OutOfMemoryError:
         traceback.print_exc()
         return {**asked, "outOfMemory": True}
-    except Exception:
+    except Exception:  # noqa: BLE001, the next case is independent of this one
         traceback.print_exc()
         return {**asked, "error": traceback.format_exc().splitlines()[-1]}
     finally:
@@ -206,7 +203,9 @@ def main() -> None:
     parser.add_argument("--cases", nargs="*", default=None, help=f"names of cases: {'; '.join(CASES)}")
     parser.add_argument("--seconds", type=float, default=480, help="start no case that would take longer than this")
     parser.add_argument("--flash", action="store_true", help="do not use cuDNN's attention for rows of one document")
-    parser.add_argument("--execution", type=json.loads, default={}, help="values of the job's section execution, as JSON")
+    parser.add_argument(
+        "--execution", type=json.loads, default={}, help="values of the job's section execution, as JSON"
+    )
     parser.add_argument("--no-kernels", action="store_true", help="do not measure the kernels")
     parser.add_argument("--toy", action="store_true", help="tiny models, also on processors")
     options = parser.parse_args()
@@ -229,8 +228,10 @@ def main() -> None:
                 print(f"no time left for {name}", flush=True)
                 continue
             case = _with_execution(known[name].case, options.execution)
-            label = name + (", flash attention" if options.flash else "") + (
-                f", {json.dumps(options.execution)}" if options.execution else ""
+            label = (
+                name
+                + (", flash attention" if options.flash else "")
+                + (f", {json.dumps(options.execution)}" if options.execution else "")
             )
             found["cases"][label] = run(label, case)
             publish(found, options.output)

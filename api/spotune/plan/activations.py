@@ -3,9 +3,9 @@
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4, which
 adds up what each operation of a layer saves. The sum is `s b h (34 + 5 a s / h)` for a GPT layer in 16 bit (equation
 1), `34 s b h` if the attention scores are not kept (section 5, and every fused attention kernel), and `2 s b h` with
-full recomputation of all layers (s: sequence length, b: micro-batch, h: hidden size, a: heads). This module extends the sum to gated
-feed-forwards of any width, cross-attention, float32, and norms that compute in float32, and to tensors that PyTorch and
-`transformers` save beyond the paper's kernels. A compiled layer saves only the inputs of its matrix products and of its
+full recomputation of all layers (s: sequence length, b: micro-batch, h: hidden size, a: heads). This module extends the
+sum to gated feed-forwards of any width, cross-attention, float32, and norms that compute in float32, and to tensors
+that PyTorch and `transformers` save beyond the paper's kernels. A compiled layer saves only the inputs of its matrix products and of its
 attention and recomputes the rest; its loss holds one chunk of logits at a time. In FP8 it recomputes the inputs
 of matrices behind the two norms and of the last matrix as well, unless an adapter needs them: a cast to 8 bits stands
 between. Weights are cast again in the backward pass, so nothing is added for them.
@@ -114,7 +114,9 @@ def activation_bytes(architecture: Architecture, workload: Workload) -> Activati
             moved = sum(recomputed)
             saved = min(moved, max(on_device)) + kept + outside
         again = [
-            size - kept + (gradient + _adapter_products_bytes(architecture, stack, workload) - outside if gradient else 0)
+            size
+            - kept
+            + (gradient + _adapter_products_bytes(architecture, stack, workload) - outside if gradient else 0)
             for stack, size, gradient in zip(architecture.stacks, layer_bytes, gradients, strict=True)
         ]
         return Activations(saved, max(logits, kept_gradients if kept else 0, *again), moved)

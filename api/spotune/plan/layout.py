@@ -2,8 +2,8 @@
 
 The lowest ZeRO stage that fits is chosen, because every stage communicates at least as much as the one below it (ZeRO
 paper, section 7). Within a stage, gradient checkpointing is used only if the micro-batch would otherwise be too small
-to keep a device busy, because it computes layers again: no more of them than memory requires. If nothing fits, what these
-layers save is offloaded to host memory.
+to keep a device busy, because it computes layers again: no more of them than memory requires. If nothing fits, what
+these layers save is offloaded to host memory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, Literal
 
 from spotune.errors import JobError
 from spotune.job.execution import LOWEST_STAGE
-from spotune.plan.memory import CPU_RUNTIME_BYTES, GB, MemoryEstimate, Offload, ZeroStage
+from spotune.plan.memory import GB, MemoryEstimate, Offload, ZeroStage
 from spotune.plan.training_setup import Layout, TrainingSetup
 
 SATURATING_TOKENS = 2048
@@ -133,9 +133,7 @@ def memory_with_copies(
 
 
 def _fits_on_host(setup: TrainingSetup, memory: MemoryEstimate) -> bool:
-    """Whether a GPU worker's host memory suffices, also for the process, and for the weights while they are loaded."""
-    needed = memory.host_bytes + memory.states.weights_bytes + CPU_RUNTIME_BYTES
-    return setup.on_cpu or setup.host_memory_bytes is None or needed <= setup.host_memory_bytes
+    return setup.on_cpu or setup.host_memory_bytes is None or memory.host_peak_bytes <= setup.host_memory_bytes
 
 
 def _choose_with_copies(
@@ -228,11 +226,9 @@ def _layout_at(
     asked: Literal["auto"] | bool = True if offload else request.gradient_checkpointing
     best: Layout | None = None
     for recompute in (False, True) if asked == "auto" else (asked,):
-        layout = Layout(stage, 1, recompute, offload_activations=offload)
-        if request.micro_batch_size == "auto":
+        layout, size = Layout(stage, 1, recompute, offload_activations=offload), request.micro_batch_size
+        if size == "auto":
             size = _largest_micro_batch(setup, world_size, budget, layout, share)
-        else:
-            size = request.micro_batch_size
         layout = replace(layout, micro_batch_size=size)
         if size < 1 or not _fits(setup, world_size, budget, layout):
             continue
@@ -271,9 +267,7 @@ def _use_spare_memory(setup: TrainingSetup, world_size: int, budget: int, layout
     """
     if layout.zero_stage < 3 or world_size == 1 or setup.offload != "none":
         return layout
-
-    fits = partial(_fits, setup, world_size, budget)
-    layers = setup.trained.layers
+    fits, layers = partial(_fits, setup, world_size, budget), setup.trained.layers
     layouts = (replace(layout, gathered_layers=number) for number in range(layers, 0, -1))
     layout = next(filter(fits, layouts), layout)
     whole = replace(layout, whole_gradients=True)
@@ -319,12 +313,9 @@ def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: 
 def _does_not_fit(setup: TrainingSetup, world_size: int, device_bytes: int, request: LayoutRequest) -> str:
     """The error message if nothing fits: the memory of the smallest allowed layout, and what would help."""
     size = 1 if request.micro_batch_size == "auto" else request.micro_batch_size
-    layout = Layout(
-        _candidate_stages(setup, request)[-1],
-        size,
-        request.gradient_checkpointing is not False,
-        offload_activations=request.offload_activations is not False and request.gradient_checkpointing is not False,
-    )
+    recompute = request.gradient_checkpointing is not False
+    offload = recompute and request.offload_activations is not False
+    layout = Layout(_candidate_stages(setup, request)[-1], size, recompute, offload_activations=offload)
     memory = setup.memory(world_size, layout)
     states, budget = memory.states, setup.budget_bytes(device_bytes)
     return (
@@ -357,6 +348,8 @@ def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout
     if setup.on_cpu and request.peer_copy is True:
         remedies.append("checkpoint.peerCopy auto")
     memory = setup.memory(world_size, layout)
+    if layout.offload_activations and not _fits_on_host(setup, memory):
+        remedies.append(f"workers.resources with {_gb(memory.host_peak_bytes)} of host memory for each GPU")
     if memory.activations.total_bytes > memory.total_bytes / 4:
         remedies.append("a shorter dataset.maxLength")
     return [*remedies, "a device with more memory, or a smaller model"]

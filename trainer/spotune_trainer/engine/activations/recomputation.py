@@ -1,11 +1,11 @@
 """Selective recomputation: the backward pass computes some layers again, but not their attention.
 
-Korthikanti et al. (2022), section 5: the parts of a layer differ in how much computation a byte of memory saves. In rows
-of T tokens through a model of width h, an element of attention's output takes about T multiplications, and one of a
-projection's output h. So a recomputed layer keeps its input and the output of its attention (with the logarithms of the
-softmax denominators), and computes all other tensors from these two. If layers are compiled, the part of the layer that
-no gradient needs, such as its last projection, is not computed again. If they are not, each operator that is looked at
-costs time on the host, and attention is kept only in rows of T >= 4 h.
+Korthikanti et al. (2022), section 5: the parts of a layer differ in how much computation a byte of memory saves. In
+rows of T tokens through a model of width h, an element of attention's output takes about T multiplications, and one of
+a projection's output h. So a recomputed layer keeps its input and the output of its attention (with the logarithms of
+the softmax denominators), and computes all other tensors from these two. If layers are compiled, what no gradient
+needs, such as the layer's last projection, is not computed again. If they are not, looking at each operator costs time
+on the host, and attention is kept only in rows of T >= 4 h.
 
 The last layers of a model are kept whole, as many as the plan has memory for. The backward pass frees them first, and a
 layer that is computed again then uses their memory.
