@@ -4,8 +4,9 @@ For each stage and precision, trains a small T5 with dropout for ten steps, and 
 step five. Compares sample hashes and losses with stage 0, and parameters bit for bit with the uninterrupted run. One
 more run has two steps with a loss that is not finite; they must not change anything. Runs in float16, with 8-bit
 moments, an adapter, compiled layers, FP8, offload, and rows of 2,048 and 8,192 tokens are resumed in the same way, all
-with `execution.deterministic`. Rows of 2,048 are also run without it, to measure how much those differ. Finally converts a tiny
-Llama's checkpoint to DeepSpeed's universal format and back. Does not use Ray: torchrun starts the ranks.
+with `execution.deterministic`. Rows of 2,048 are also run without it, to measure how much those differ. Finally
+converts a tiny Llama's checkpoint to DeepSpeed's universal format and back. Does not use Ray: torchrun starts the
+ranks.
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/gpu_exactness.py \
         --output benchmarks/results/gpu_exactness_2.json

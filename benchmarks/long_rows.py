@@ -132,8 +132,8 @@ def attention_seconds(heads: int, groups: int, head_size: int, length: int, kern
     def attend() -> Tensor:
         if kernel == "varlen":
             starts = torch.tensor([0, length], dtype=torch.int32, device=device)
-            rows = (each[0].transpose(0, 1) for each in (query, key, value))
-            return packed_attention.flash_attention(*rows, starts, length, None, (-1, 0))
+            queries, keys, values = (each[0].transpose(0, 1) for each in (query, key, value))
+            return packed_attention.flash_attention(queries, keys, values, starts, length, None, (-1, 0))
         with sdpa_kernel(_BACKENDS[kernel]) if kernel in _BACKENDS else nullcontext():
             return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
 

@@ -5,10 +5,10 @@ adds up what each operation of a layer saves. The sum is `s b h (34 + 5 a s / h)
 1), `34 s b h` if the attention scores are not kept (section 5, and every fused attention kernel), and `2 s b h` with
 full recomputation of all layers (s: sequence length, b: micro-batch, h: hidden size, a: heads). This module extends the
 sum to gated feed-forwards of any width, cross-attention, float32, and norms that compute in float32, and to tensors
-that PyTorch and `transformers` save beyond the paper's kernels. A compiled layer saves only the inputs of its matrix products and of its
-attention and recomputes the rest; its loss holds one chunk of logits at a time. In FP8 it recomputes the inputs
-of matrices behind the two norms and of the last matrix as well, unless an adapter needs them: a cast to 8 bits stands
-between. Weights are cast again in the backward pass, so nothing is added for them.
+that PyTorch and `transformers` save beyond the paper's kernels. A compiled layer saves only the inputs of its matrix
+products and of its attention and recomputes the rest; its loss holds one chunk of logits at a time. In FP8 it
+recomputes the inputs of matrices behind the two norms and of the last matrix as well, unless an adapter needs them: a
+cast to 8 bits stands between. Weights are cast again in the backward pass, so nothing is added for them.
 
 `tests/api/plan/test_measured_activations.py` compares the formulas with the tensors that autograd saves,
 `tests/api/plan/test_measured.py` and `tests/api/plan/test_measured_throughput.py` with peaks measured on GPUs.

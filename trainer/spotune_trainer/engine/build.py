@@ -49,9 +49,6 @@ class EngineConfig:
         accumulation: gradient accumulation steps: micro-batches of one rank in one optimizer step.
         dtype: of parameters and activations; masters and moments are fp32.
         gradient_checkpointing: recompute layers in the backward pass.
-        kept_layers: with it, number of layers at the end of the model that are not recomputed.
-        saves_attention: with it, whether recomputed layers save the output of attention. Compiled ones always do.
-        offload_activations: with it, whether what recomputed layers save is moved to host memory.
         offload: what is kept in host memory. An offloaded optimizer state is updated by the CPU.
         compile: compile layers and loss with torch.compile.
         gathered_layers: at stage 3, number of layers whose weights stay gathered until the optimizer steps.
@@ -59,6 +56,9 @@ class EngineConfig:
         fixed_point_terms: if not 0, gradients are summed in fixed point, and this is the number of micro-batches of a
             step over all ranks. The gradient is then the sum over the ranks, not DeepSpeed's mean.
         precision: of the matrix products in the layers; auto: `dtype`.
+        kept_layers: with gradient checkpointing, number of layers at the end of the model that are not recomputed.
+        saves_attention: with gradient checkpointing, whether recomputed layers save the output of attention. Compiled ones always do.
+        offload_activations: with gradient checkpointing, whether what recomputed layers save is moved to host memory.
     """
 
     zero_stage: int
@@ -66,15 +66,15 @@ class EngineConfig:
     accumulation: int
     dtype: torch.dtype
     gradient_checkpointing: bool
-    kept_layers: int = 0
-    saves_attention: bool = False
-    offload_activations: bool = False
     offload: Offload = "none"
     compile: bool = False
     gathered_layers: int = 0
     whole_gradients: bool = False
     fixed_point_terms: int = 0
     precision: Precision = "auto"
+    kept_layers: int = 0
+    saves_attention: bool = False
+    offload_activations: bool = False
 
 
 def effective_stage(zero_stage: int, dtype: torch.dtype) -> int:

@@ -54,8 +54,8 @@ def differing(found: dict[str, Tensor], expected: dict[str, Tensor]) -> list[str
     return [name for name, gradient in expected.items() if not torch.equal(found[name], gradient)]
 
 
-class _AttentionCounter(TorchDispatchMode):
-    calls = 0
+class _AttentionCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    calls: int = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += func in ATTENTION_OPERATORS
@@ -64,9 +64,10 @@ class _AttentionCounter(TorchDispatchMode):
 
 def attention_calls(model: Any) -> int:
     """How often one step computes attention's forward pass, without compiled layers."""
-    with _AttentionCounter() as counter:
+    counter = _AttentionCounter()  # type: ignore[no-untyped-call]
+    with counter:
         gradients(model)
-    return counter.calls
+    return int(counter.calls)
 
 
 def compiled_attention_calls(model: Any) -> int:

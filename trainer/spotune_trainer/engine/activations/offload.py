@@ -206,7 +206,8 @@ class _Transfers:
 
     def _both_streams(self) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
         if self._streams is None:
-            self._streams = torch.cuda.Stream(), torch.cuda.Stream()
+            new_stream: Any = torch.cuda.Stream
+            self._streams = new_stream(), new_stream()
         return self._streams
 
 
