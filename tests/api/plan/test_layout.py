@@ -17,7 +17,6 @@ from spotune.plan.layout import (
     SATURATING_TOKENS,
     LayoutChoice,
     LayoutRequest,
-    ModelTooLargeError,
     balanced_micro_batch_size,
     choose_layout,
 )
@@ -160,36 +159,6 @@ def test_no_more_layers_are_recomputed_than_an_explicit_micro_batch_needs() -> N
     more = replace(layout, kept_layers=layout.kept_layers + 1)
     assert LLAMA_8B.memory(8, layout).total_bytes <= LLAMA_8B.budget_bytes(80 * GB)
     assert LLAMA_8B.memory(8, more).total_bytes > LLAMA_8B.budget_bytes(80 * GB)
-
-
-LONG = replace(LLAMA_8B, sequence_length=131_072, global_batch_size=1, compiled=True, chunked_loss=True, lora_rank=16)
-H200 = 150 * GB
-
-
-def test_rows_of_131072_tokens_recompute_layers_on_one_gpu() -> None:
-    choice = choose_layout(LONG, 1, H200, LayoutRequest(offload_activations="auto"))
-    assert choice.layout.gradient_checkpointing
-    assert choice.layout.micro_batch_size == 1
-    assert not choice.layout.offload_activations
-    assert "of all but" in choice.reason
-
-
-def test_activations_are_offloaded_if_nothing_else_fits() -> None:
-    with pytest.raises(ModelTooLargeError, match=r"does not fit"):
-        choose_layout(LONG, 1, 80 * GB)
-    choice = choose_layout(LONG, 1, 80 * GB, LayoutRequest(offload_activations="auto"))
-    layers, tokens = LONG.architecture.decoder.layers, LONG.sequence_length
-    recomputed = layers - choice.layout.kept_layers
-    assert choice.layout.offload_activations
-    assert "offloaded to the host" in choice.reason
-    # Input and output of attention, and the logarithms of its denominators.
-    assert choice.memory.activations.host_bytes == recomputed * tokens * (2 * 4096 * 2 + 32 * 4)
-
-
-def test_activations_are_not_offloaded_to_a_host_without_the_memory() -> None:
-    small_host = replace(LONG, host_memory_bytes=70 * GB)
-    with pytest.raises(ModelTooLargeError, match=r"workers\.resources with 8\d\.\d GB of host memory"):
-        choose_layout(small_host, 1, 80 * GB, LayoutRequest(offload_activations="auto"))
 
 
 def test_reason_names_stage_micro_batch_and_memory() -> None:

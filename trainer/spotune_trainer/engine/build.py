@@ -57,7 +57,7 @@ class EngineConfig:
             step over all ranks. The gradient is then the sum over the ranks, not DeepSpeed's mean.
         precision: of the matrix products in the layers; auto: `dtype`.
         kept_layers: with gradient checkpointing, number of layers at the end of the model that are not recomputed.
-        saves_attention: with gradient checkpointing, whether recomputed layers save the output of attention. Compiled ones always do.
+        saves_attention: likewise, whether recomputed layers save the output of attention. Compiled ones always do.
         offload_activations: with gradient checkpointing, whether what recomputed layers save is moved to host memory.
     """
 

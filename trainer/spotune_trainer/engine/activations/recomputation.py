@@ -55,14 +55,14 @@ class RecomputeLayer(CustomGraphPass):
             if is_tangent or not in_backward.isdisjoint(node.all_input_nodes):
                 in_backward.add(node)
             elif node.op == "call_function":
-                _mark(node)
+                _set_policy(node)
 
     def uuid(self) -> Any:
         """Key of this pass in torch.compile's cache: it changes with this file."""
         return get_hash_for_files((__file__,))
 
 
-def _mark(node: fx.Node) -> None:
+def _set_policy(node: fx.Node) -> None:
     source = node.args[0] if node.target is operator.getitem else node
     assert isinstance(source, fx.Node), "only results of operators are indexed"
     if source.target in ATTENTION_OPERATORS:
