@@ -40,14 +40,14 @@ class ActivationOffload:
     def wrap(self, layer: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The `forward` of a layer, with what it saves moved.
 
-        Weights stay, and so do its arguments from the second on: they are the same tensors for all layers.
+        Weights and buffers stay, and so do its arguments from the second on: they are the same tensors for all layers.
         """
 
         def offloaded(*args: Any, **kwargs: Any) -> Any:
             if not (layer.training and torch.is_grad_enabled()):
                 return forward(*args, **kwargs)
             arguments = [each for each in pytree.tree_leaves((args[1:], kwargs)) if isinstance(each, Tensor)]
-            staying = {_address(tensor) for tensor in [*layer.parameters(), *arguments]}
+            staying = {_address(tensor) for tensor in [*layer.parameters(), *layer.buffers(), *arguments]}
             tensors = self._begin_layer()
             with torch.autograd.graph.saved_tensors_hooks(partial(self._pack, tensors, staying), _unpack):
                 return forward(*args, **kwargs)
