@@ -167,8 +167,8 @@ def keeps_attention_output(row_tokens: int, hidden_size: int, *, compiled: bool,
     """Whether recomputed layers save the output of attention instead of computing it again.
 
     An element of it costs about as many multiplications as a row has tokens, and one of a projection's output as many
-    as the model is wide. Where the ratio is 4, attention takes a quarter of a layer's time. Compiled layers save it in
-    any case. Others do not offload it.
+    as the model is wide. Where the ratio is 4, attention takes a quarter of a layer's multiplications. Compiled layers
+    save it in any case. Others do not offload it.
     """
     return compiled or (row_tokens >= 4 * hidden_size and not offload)
 
