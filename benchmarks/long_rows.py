@@ -76,7 +76,14 @@ CASES = {
 TOYS = {
     "toy, 1k": _long("tiny", 1024, 2, _FULL, 60, warm_up=1, steps=1),
     "toy LoRA, 1k, offloaded": _long(
-        "tiny", 1024, 2, {**_LORA, "execution": {"offloadActivations": True}}, 60, compile=False, warm_up=1, steps=1
+        "small",
+        1024,
+        2,
+        {**_LORA, "execution": {"offloadActivations": True, "gradientCheckpointing": True}},
+        60,
+        compile=False,
+        warm_up=1,
+        steps=1,
     ),
     "toy, 1k of 4 documents": _long("tiny", 1024, 1, _FULL, 60, compile=False, documents=4, warm_up=1, steps=1),
 }
