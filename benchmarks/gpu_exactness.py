@@ -3,9 +3,10 @@ r"""Checks on GPUs that samples, losses and weights are exactly the same for eve
 For each stage and precision, trains a small T5 with dropout for ten steps, and then again from the checkpoint after
 step five. Compares sample hashes and losses with stage 0, and parameters bit for bit with the uninterrupted run. One
 more run has two steps with a loss that is not finite; they must not change anything. Runs in float16, with 8-bit
-moments, an adapter, compiled layers, FP8, offload, and rows of 2,048 tokens are resumed in the same way, all with
-`execution.deterministic`. Long rows are also run without it, to measure how much those differ. Finally converts a tiny
-Llama's checkpoint to DeepSpeed's universal format and back. Does not use Ray: torchrun starts the ranks.
+moments, an adapter, compiled layers, FP8, offload, and rows of 2,048 and 8,192 tokens are resumed in the same way, all
+with `execution.deterministic`. Rows of 2,048 are also run without it, to measure how much those differ. Finally
+converts a tiny Llama's checkpoint to DeepSpeed's universal format and back. Does not use Ray: torchrun starts the
+ranks.
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/gpu_exactness.py \
         --output benchmarks/results/gpu_exactness_2.json
@@ -81,6 +82,8 @@ class Kind:
         return make_llama_job(folder, "small", 12, self.length, sections, self.documents, **every)
 
 
+RECOMPUTED = {"compile": True, "gradientCheckpointing": True}
+OFFLOADED = RECOMPUTED | {"offloadActivations": True}
 KINDS = {
     "float16": Kind("causal", "float16"),
     "adamw8bit": Kind(sections={"training": {"optimizer": "adamw8bit"}}),
@@ -106,14 +109,21 @@ KINDS = {
     "rows of 2,048": Kind(length=2048),
     "rows of 2,048, compiled": Kind(length=2048, sections={"execution": {"compile": True}}),
     "rows of 2,048, eight documents each": Kind(length=2048, documents=8, sections={"execution": {"compile": True}}),
+    "long rows, recomputed": Kind(length=8192, sections={"execution": RECOMPUTED}),
+    "long rows, offloaded": Kind(length=8192, sections={"execution": OFFLOADED}),
+    "long rows of eight documents, offloaded": Kind(length=8192, documents=8, sections={"execution": OFFLOADED}),
+    "long rows, offloaded, not compiled": Kind(length=8192, sections={"execution": OFFLOADED | {"compile": False}}),
+    "long rows, offloaded, LoRA": Kind(
+        length=8192, sections={"execution": OFFLOADED, "adapter": {"lora": {"r": 16, "dropout": 0.1}}}
+    ),
 }
 """Further configurations. Each is resumed at the lowest stage that shards anything, and at the highest."""
-_NOT_AT_STAGE_3 = ("QLoRA", "FP8, LoRA")
+_NOT_AT_STAGE_3 = ("QLoRA", "FP8, LoRA", "long rows, offloaded, LoRA")
 """Quantised weights cannot be sharded, and frozen ones cannot be gathered for compiled layers."""
 _ANY_KERNELS = {
     f"{name}, any kernels": replace(kind, deterministic=False)
     for name, kind in KINDS.items()
-    if kind.length and not name.startswith("FP8")
+    if kind.length == 2048 and not name.startswith("FP8")
 }
 KINDS = _ANY_KERNELS | KINDS  # the others set up cuBLAS for the process
 

@@ -170,7 +170,9 @@ class MeasuredWorker(QuicklyBuiltWorker):
                 self._trace.write_text(table, encoding="utf-8")
 
 
-def measure(case: Case, rank: int, world_size: int, trace: Path | None) -> dict[str, Any]:
+def measure(
+    case: Case, rank: int, world_size: int, trace: Path | None, worker_type: type[MeasuredWorker] = MeasuredWorker
+) -> dict[str, Any]:
     """Train a case and return its measurements."""
     root = Path(tempfile.mkdtemp()) if rank == 0 else None
     task, planned = from_first_rank(make_case_task(root, case, world_size) if root else None)
@@ -178,7 +180,7 @@ def measure(case: Case, rank: int, world_size: int, trace: Path | None) -> dict[
     logs = directory.generation_logs(task.generation)
     started, held = time.monotonic(), torch.cuda.memory_allocated() if torch.cuda.is_available() else 0
     with ProgressReporter(logs, rank, hang_timeout_seconds=600) as reporter:
-        worker = MeasuredWorker(task, rank, world_size, reporter, case, trace)
+        worker = worker_type(task, rank, world_size, reporter, case, trace)
         try:
             worker.train()
             found = _collect_metrics(worker, case, held)
@@ -212,11 +214,20 @@ def make_case_task(root: Path, case: Case, world_size: int) -> tuple[WorkerTask,
         "gradientCheckpointing": plan.gradient_checkpointing,
         "gatheredLayers": plan.gathered_layers,
         "wholeGradients": plan.whole_gradients,
+        "keptLayers": plan.kept_layers,
+        "offloadActivations": plan.offload_activations,
         "plannedBytes": plan.memory.total_bytes,
     }
     stage, micro_batch = Layout(world_size, plan.zero_stage), plan.micro_batch_size
     task = make_task(directory, job, stage, start_generation(directory), micro_batch)
-    decided = ("compile", "gradientCheckpointing", "gatheredLayers", "wholeGradients")
+    decided = (
+        "compile",
+        "gradientCheckpointing",
+        "gatheredLayers",
+        "wholeGradients",
+        "keptLayers",
+        "offloadActivations",
+    )
     return replace(task, plan=task.plan | {name: planned[name] for name in decided}), planned
 
 

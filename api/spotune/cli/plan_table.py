@@ -61,7 +61,7 @@ _Cell = Callable[[WorkersPlan], str]
 
 
 def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
-    offloaded = ("Host memory for offload", _of_choice(lambda choice: _gb(choice.memory.states.host_bytes)))
+    offloaded = ("Host memory for offload", _of_choice(lambda choice: _gb(choice.memory.offloaded_bytes)))
     # On CPU workers the copies are part of the total.
     copied = (
         "Copies for commits" if plan.setup.on_cpu else "Host memory for commits",
@@ -79,7 +79,7 @@ def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
         ("Runtime", _of_choice(lambda choice: _gb(choice.memory.runtime_bytes))),
         *([copied] if plan.setup.on_cpu else []),
         ("Total at the fullest moment", _of_choice(_total)),
-        *([offloaded] if plan.setup.offload != "none" else []),
+        *([offloaded] if any(w.choice and w.choice.memory.offloaded_bytes for w in plan.workers) else []),
         *([] if plan.setup.on_cpu else [copied]),
     ]
 
@@ -93,7 +93,7 @@ def _layout_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
         ("ZeRO stage", _of_choice(lambda choice: str(choice.layout.zero_stage))),
         ("Micro-batch size", _of_choice(lambda choice: str(choice.layout.micro_batch_size))),
         ("Accumulation", lambda workers: str(workers.accumulation) if workers.choice else _ABSENT),
-        ("Gradient checkpointing", _of_choice(lambda choice: "yes" if choice.layout.gradient_checkpointing else "no")),
+        ("Gradient checkpointing", _of_choice(lambda choice: _recomputed(choice, plan.setup.trained.layers))),
         *([gathered] if any(layout.gathered_layers for layout in layouts) else []),
         *([reduced] if any(layout.whole_gradients for layout in layouts) else []),
         ("Commits kept in memory", _of_choice(lambda choice: str(choice.memory_copies))),
@@ -113,6 +113,14 @@ def _checkpoint_rows() -> list[tuple[str, _Cell]]:
 
 def _of_choice(cell: Callable[[LayoutChoice], str]) -> _Cell:
     return lambda workers: cell(workers.choice) if workers.choice else _ABSENT
+
+
+def _recomputed(choice: LayoutChoice, layers: int) -> str:
+    layout = choice.layout
+    if not layout.gradient_checkpointing:
+        return "no"
+    extent = f"{layers - layout.kept_layers} of {layers} layers" if layout.kept_layers else "yes"
+    return f"{extent}, offloaded" if layout.offload_activations else extent
 
 
 def _total(choice: LayoutChoice) -> str:

@@ -35,7 +35,11 @@ class ExecutionSpec(Section):
     offload: Literal["none", "optimizer", "parameters"] = "none"
     """What to keep in host memory: the optimizer states, or the weights and optimizer states."""
     gradient_checkpointing: Annotated[Literal["auto"] | bool, expecting("auto, true or false")] = "auto"
-    """Recompute activations in the backward pass: less memory, about a third more compute. auto: only if needed."""
+    """Recompute layers in the backward pass: less memory, up to a third more compute. true: all layers. auto: only if
+    needed, and no more layers than needed."""
+    offload_activations: Annotated[Literal["auto"] | bool, expecting("auto, true or false")] = "auto"
+    """Move what recomputed layers save to host memory until the backward pass. true implies gradient checkpointing.
+    auto: on GPUs, only if the model fits in no other way."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2"] = "auto"
     """Attention implementation, with the names of transformers."""
     compile: Annotated[Literal["auto"] | bool, expecting("auto, true or false")] = "auto"
@@ -71,6 +75,12 @@ class ExecutionSpec(Section):
             invalid(
                 "zeroStage", f"{self.zero_stage} does not support offload {self.offload}: use auto or at least {lowest}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_offload_activations(self) -> Self:
+        if self.offload_activations is True and self.gradient_checkpointing is False:
+            invalid("gradientCheckpointing", "false contradicts offloadActivations true: use auto or true")
         return self
 
     @model_validator(mode="after")

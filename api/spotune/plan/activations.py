@@ -3,12 +3,12 @@
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), section 4, which
 adds up what each operation of a layer saves. The sum is `s b h (34 + 5 a s / h)` for a GPT layer in 16 bit (equation
 1), `34 s b h` if the attention scores are not kept (section 5, and every fused attention kernel), and `2 s b h` with
-full recomputation (s: sequence length, b: micro-batch, h: hidden size, a: heads). This module extends the sum to gated
-feed-forwards of any width, cross-attention, float32, and norms that compute in float32, and to tensors that PyTorch and
-`transformers` save beyond the paper's kernels. A compiled layer saves only the inputs of its matrix products and of its
-attention and recomputes the rest; its loss holds one chunk of logits at a time. In FP8 it recomputes the inputs
-of matrices behind the two norms and of the last matrix as well, unless an adapter needs them: a cast to 8 bits stands
-between. Weights are cast again in the backward pass, so nothing is added for them.
+full recomputation of all layers (s: sequence length, b: micro-batch, h: hidden size, a: heads). This module extends the
+sum to gated feed-forwards of any width, cross-attention, float32, and norms that compute in float32, and to tensors
+that PyTorch and `transformers` save beyond the paper's kernels. A compiled layer saves only the inputs of its matrix
+products and of its attention and recomputes the rest; its loss holds one chunk of logits at a time. In FP8 it
+recomputes the inputs of matrices behind the two norms and of the last matrix as well, unless an adapter needs them: a
+cast to 8 bits stands between. Weights are cast again in the backward pass, so nothing is added for them.
 
 `tests/api/plan/test_measured_activations.py` compares the formulas with the tensors that autograd saves,
 `tests/api/plan/test_measured.py` and `tests/api/plan/test_measured_throughput.py` with peaks measured on GPUs.
@@ -26,6 +26,9 @@ FLOAT32_BYTES = 4
 CHUNK_LOGITS = 1 << 28
 """Number of logits that the compiled loss holds at once: 512 MiB in 16 bit, enough to keep a GPU busy."""
 
+LAYERS_ON_DEVICE = 2
+"""Layers whose saved tensors are on the device at once with offload: one is copied while another is computed."""
+
 CHUNKED_LOSS_MODELS = frozenset(
     {"bloom", "gemma", "gpt2", "gpt_neox", "llama", "mistral", "mt5", "phi3", "qwen2", "qwen3", "t5"}
 )
@@ -41,7 +44,10 @@ class Workload:
         sequence_length: tokens per sample; for encoder-decoder models, of the encoder.
         target_length: tokens per sample of the decoder of an encoder-decoder model; ignored otherwise.
         bytes_per_element: 2 for bfloat16 and float16, 4 for float32.
-        gradient_checkpointing: whether each layer is recomputed in the backward pass.
+        gradient_checkpointing: whether layers are recomputed in the backward pass.
+        kept_layers: with it, number of layers at the end of the model that are not recomputed.
+        saves_attention: with it, whether recomputed layers save the output of fused attention.
+        offload: with it, whether what recomputed layers save is in host memory until then.
         fused_attention: whether kernels never write attention scores to memory (FlashAttention, memory-efficient SDPA).
         compiled: whether layers are compiled.
         fp8: whether the matrix products of layers are computed from 8-bit floats.
@@ -55,6 +61,9 @@ class Workload:
     target_length: int = 0
     bytes_per_element: int = 2
     gradient_checkpointing: bool = False
+    kept_layers: int = 0
+    saves_attention: bool = False
+    offload: bool = False
     fused_attention: bool = True
     compiled: bool = False
     fp8: bool = False
@@ -68,11 +77,13 @@ class Activations:
     """Bytes of activations of one micro-batch at the peak between forward and backward.
 
     `layers_bytes` is saved across the whole model. `working_bytes` is temporary: the larger of the logits with their
-    loss and, with gradient checkpointing, the layer that is being recomputed.
+    loss and, with gradient checkpointing, the layer that is being recomputed, as far as the kept layers have not left
+    memory for it. `host_bytes` are saved in host memory.
     """
 
     layers_bytes: int
     working_bytes: int
+    host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -85,14 +96,32 @@ def activation_bytes(architecture: Architecture, workload: Workload) -> Activati
     layer_bytes = [_layer_bytes(architecture, stack, workload) for stack in architecture.stacks]
     outside = _embedding_and_output_bytes(architecture, workload)
     logits = logits_bytes(architecture, workload)
+    gradients = [_gradient_bytes(architecture, stack, workload) for stack in architecture.stacks]
+    kept_gradients = max(gradients) - outside
     if workload.gradient_checkpointing:
-        inputs = [
-            stack.layers * _tokens(architecture, stack, workload) * stack.hidden_size * workload.bytes_per_element
+        recomputed = [
+            (stack.layers - (workload.kept_layers if stack is architecture.decoder else 0))
+            * _recomputed_layer_bytes(architecture, stack, workload)
             for stack in architecture.stacks
         ]
-        return Activations(sum(inputs) + outside, max(logits, *layer_bytes))
+        kept = workload.kept_layers * layer_bytes[-1]
+        saved, moved = sum(recomputed) + kept + outside, 0
+        if workload.offload:
+            on_device = [
+                min(stack.layers, LAYERS_ON_DEVICE) * _recomputed_layer_bytes(architecture, stack, workload)
+                for stack in architecture.stacks
+            ]
+            moved = sum(recomputed)
+            saved = min(moved, max(on_device)) + kept + outside
+        again = [
+            size
+            - kept
+            + (gradient + _adapter_products_bytes(architecture, stack, workload) - outside if gradient else 0)
+            for stack, size, gradient in zip(architecture.stacks, layer_bytes, gradients, strict=True)
+        ]
+        return Activations(saved, max(logits, kept_gradients if kept else 0, *again), moved)
     full = [stack.layers * size for stack, size in zip(architecture.stacks, layer_bytes, strict=True)]
-    return Activations(sum(full) + outside, logits)
+    return Activations(sum(full) + outside, max(logits, kept_gradients))
 
 
 def logits_bytes(architecture: Architecture, workload: Workload) -> int:
@@ -116,6 +145,42 @@ def logits_bytes(architecture: Architecture, workload: Workload) -> int:
         return 2 * chunk * workload.bytes_per_element + gradients
     cap_bytes = workload.bytes_per_element if architecture.softcapped_logits else 0
     return tokens * architecture.vocabulary_size * (cap_bytes + 3 * FLOAT32_BYTES)
+
+
+def _gradient_bytes(architecture: Architecture, stack: Stack, workload: Workload) -> int:
+    """Temporary bytes of a compiled layer's backward pass; by then what was saved outside of the layers is freed.
+
+    They are two gradients of the feed-forward's width and two of the layer's. Counted in what compiled layers allocate
+    on a CPU (docs/adr/0072). 0 for other layers, which free what they saved operator by operator.
+    """
+    widths = 2 * (stack.feed_forward_size + stack.hidden_size) if workload.compiled else 0
+    return _tokens(architecture, stack, workload) * workload.bytes_per_element * widths
+
+
+def _adapter_products_bytes(architecture: Architecture, stack: Stack, workload: Workload) -> int:
+    """More temporary bytes where a compiled layer with adapters is recomputed: it adds products of base and adapter."""
+    widths = 2 * stack.feed_forward_size + stack.hidden_size if workload.lora_rank is not None else 0
+    return _tokens(architecture, stack, workload) * workload.bytes_per_element * widths
+
+
+def keeps_attention_output(row_tokens: int, hidden_size: int, *, compiled: bool, offload: bool) -> bool:
+    """Whether recomputed layers save the output of attention instead of computing it again.
+
+    An element of it costs about as many multiplications as a row has tokens, and one of a projection's output as many
+    as the model is wide. Where the ratio is 4, attention takes a quarter of a layer's multiplications. Compiled layers
+    save it in any case. Others do not offload it.
+    """
+    return compiled or (row_tokens >= 4 * hidden_size and not offload)
+
+
+def _recomputed_layer_bytes(architecture: Architecture, stack: Stack, workload: Workload) -> int:
+    """Saved bytes of a recomputed layer: its input, and the output and softmax denominators of fused attention."""
+    tokens = _tokens(architecture, stack, workload)
+    size = tokens * stack.hidden_size * workload.bytes_per_element
+    is_fused = workload.fused_attention and not (architecture.eager_attention_only or architecture.softcapped_scores)
+    if workload.saves_attention and is_fused and not architecture.relative_attention:
+        size += tokens * (stack.query_size * workload.bytes_per_element + stack.heads * FLOAT32_BYTES)
+    return size
 
 
 def _tokens(architecture: Architecture, stack: Stack, workload: Workload) -> int:

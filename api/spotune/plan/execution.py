@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from spotune.job import FinetuneJob, WorkersSpec
 from spotune.plan.activations import CHUNKED_LOSS_MODELS
@@ -38,6 +38,8 @@ class ExecutionPlan:
     reason: str
     gathered_layers: int = 0
     whole_gradients: bool = False
+    kept_layers: int = 0
+    offload_activations: bool = False
     memory: MemoryEstimate | None = None
     fits: bool = True
 
@@ -50,6 +52,8 @@ class ExecutionPlan:
             self.gradient_checkpointing,
             self.gathered_layers,
             self.whole_gradients,
+            self.kept_layers,
+            self.offload_activations,
         )
 
 
@@ -179,9 +183,16 @@ def layout_request(job: FinetuneJob, world_size: int) -> LayoutRequest:
         zero_stage=execution.zero_stage,
         micro_batch_size=execution.micro_batch_size,
         gradient_checkpointing=execution.gradient_checkpointing,
+        offload_activations=_offload_activations(job),
         memory_copies=job.spec.checkpoint.memory_copies,
         peer_copy=job.spec.checkpoint.peer_copy if _can_copy_to_peer(job, world_size) else False,
     )
+
+
+def _offload_activations(job: FinetuneJob) -> Literal["auto"] | bool:
+    """`execution.offloadActivations`. auto does not offload on CPUs, where it saves no memory."""
+    asked = job.spec.execution.offload_activations
+    return False if asked == "auto" and job.spec.workers.gpus == 0 else asked
 
 
 def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetup:
@@ -265,5 +276,7 @@ def _plan(job: FinetuneJob, layout: Layout, reason: str, memory: MemoryEstimate 
         reason=f"{reason}; layers compiled" if compiled else reason,
         gathered_layers=layout.gathered_layers,
         whole_gradients=layout.whole_gradients,
+        kept_layers=layout.kept_layers,
+        offload_activations=layout.offload_activations,
         memory=memory,
     )

@@ -213,6 +213,8 @@ def _layout_json(choice: LayoutChoice, accumulation: int, *, compiled: bool) -> 
         "microBatchSize": choice.layout.micro_batch_size,
         "accumulation": accumulation,
         "gradientCheckpointing": choice.layout.gradient_checkpointing,
+        "keptLayers": choice.layout.kept_layers,
+        "offloadActivations": choice.layout.offload_activations,
         "compile": compiled,
         "gatheredLayers": choice.layout.gathered_layers,
         "wholeGradients": choice.layout.whole_gradients,

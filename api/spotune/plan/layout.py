@@ -2,19 +2,22 @@
 
 The lowest ZeRO stage that fits is chosen, because every stage communicates at least as much as the one below it (ZeRO
 paper, section 7). Within a stage, gradient checkpointing is used only if the micro-batch would otherwise be too small
-to keep a device busy, because it costs another forward pass.
+to keep a device busy, because it computes layers again: no more of them than memory requires. If nothing fits, what
+these layers save is offloaded to host memory.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal
 
 from spotune.errors import JobError
 from spotune.job.execution import LOWEST_STAGE
-from spotune.plan.memory import CPU_RUNTIME_BYTES, GB, MemoryEstimate, Offload, ZeroStage
+from spotune.plan.memory import GB, MemoryEstimate, Offload, ZeroStage
 from spotune.plan.training_setup import Layout, TrainingSetup
 
 SATURATING_TOKENS = 2048
@@ -47,6 +50,7 @@ class LayoutRequest:
     gradient_checkpointing: Literal["auto"] | bool = "auto"
     memory_copies: Literal["auto", 0, 1, 2] = 1
     peer_copy: Literal["auto"] | bool = False
+    offload_activations: Literal["auto"] | bool = False
 
     @property
     def complete(self) -> bool:
@@ -57,7 +61,9 @@ class LayoutRequest:
         """The layout of a complete request."""
         assert self.zero_stage != "auto", "the request is complete"
         assert self.micro_batch_size != "auto", "the request is complete"
-        return Layout(self.zero_stage, self.micro_batch_size, self.gradient_checkpointing is True)
+        offload = self.offload_activations is True
+        recompute = self.gradient_checkpointing is True or offload
+        return Layout(self.zero_stage, self.micro_batch_size, recompute, offload_activations=offload)
 
 
 @dataclass(frozen=True)
@@ -122,12 +128,12 @@ def memory_with_copies(
     On GPU workers, all are in host memory. If its size is not known, they fit here, and the node itself decides.
     """
     memory = replace(setup, commit_copies=copies).memory(world_size, layout)
-    if setup.on_cpu:
-        fits = memory.total_bytes <= setup.budget_bytes(device_bytes)
-    else:  # it also holds the process, and the weights while they are loaded
-        needed = memory.host_bytes + memory.states.weights_bytes + CPU_RUNTIME_BYTES
-        fits = setup.host_memory_bytes is None or needed <= setup.host_memory_bytes
+    fits = memory.total_bytes <= setup.budget_bytes(device_bytes) if setup.on_cpu else _fits_on_host(setup, memory)
     return memory if fits else None
+
+
+def _fits_on_host(setup: TrainingSetup, memory: MemoryEstimate) -> bool:
+    return setup.on_cpu or setup.host_memory_bytes is None or memory.host_peak_bytes <= setup.host_memory_bytes
 
 
 def _choose_with_copies(
@@ -142,8 +148,9 @@ def _choose_with_copies(
     if request.complete:
         choice = _explicit_choice(setup, world_size, device_bytes, request)
         return replace(choice, memory_copies=request.memory_copies, peer_copy=request.peer_copy)
-    for stage in stages:
-        layout = _layout_at(setup, world_size, budget, stage, request)
+    offloads = (False, True) if request.offload_activations == "auto" else (request.offload_activations,)
+    for offload, stage in itertools.product(offloads, stages):
+        layout = _layout_at(setup, world_size, budget, stage, request, offload=offload)
         if layout is not None:
             layout = _use_spare_memory(setup, world_size, budget, layout)
             memory = setup.memory(world_size, layout)
@@ -211,29 +218,45 @@ def _highest_stage(setup: TrainingSetup) -> int:
 
 
 def _layout_at(
-    setup: TrainingSetup, world_size: int, budget: int, stage: ZeroStage, request: LayoutRequest
+    setup: TrainingSetup, world_size: int, budget: int, stage: ZeroStage, request: LayoutRequest, *, offload: bool
 ) -> Layout | None:
     """The layout for one ZeRO stage, or None if none fits."""
     share, tokens = math.ceil(setup.global_batch_size / world_size), setup.sequence_length + setup.target_length
     sufficient = min(share, math.ceil(SATURATING_TOKENS / tokens))
-    checkpointing = (False, True) if request.gradient_checkpointing == "auto" else (request.gradient_checkpointing,)
+    asked: Literal["auto"] | bool = True if offload else request.gradient_checkpointing
     best: Layout | None = None
-    for recompute in checkpointing:
-        if request.micro_batch_size == "auto":
-            size = _largest_micro_batch(setup, world_size, budget, stage, recompute, share)
-        else:
-            size = request.micro_batch_size
-        layout = Layout(stage, size, recompute)
-        if size < 1 or setup.memory(world_size, layout).total_bytes > budget:
+    for recompute in (False, True) if asked == "auto" else (asked,):
+        layout, size = Layout(stage, 1, recompute, offload_activations=offload), request.micro_batch_size
+        if size == "auto":
+            size = _largest_micro_batch(setup, world_size, budget, layout, share)
+        layout = replace(layout, micro_batch_size=size)
+        if size < 1 or not _fits(setup, world_size, budget, layout):
             continue
         if best is None or size > best.micro_batch_size:
             best = layout
         if size >= sufficient or request.micro_batch_size != "auto":
             break
-    if best is None or request.micro_batch_size != "auto":
-        return best
-    size = balanced_micro_batch_size(setup.global_batch_size, world_size, best.micro_batch_size, tokens, stage)
-    return Layout(stage, size, best.gradient_checkpointing)
+    if best is None:
+        return None
+    keeps_some = best.gradient_checkpointing and request.gradient_checkpointing == "auto"
+    if request.micro_batch_size == "auto":
+        # Memory for a micro-batch beyond what keeps the device busy is better spent on layers.
+        largest = min(best.micro_batch_size, sufficient) if keeps_some else best.micro_batch_size
+        size = balanced_micro_batch_size(setup.global_batch_size, world_size, largest, tokens, stage)
+        best = replace(best, micro_batch_size=size)
+    return _keep_layers(setup, world_size, budget, best) if keeps_some else best
+
+
+def _keep_layers(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> Layout:
+    """Recompute only as many layers as memory requires."""
+    layers = 0 if setup.architecture.encoder is not None else setup.architecture.decoder.layers
+    layouts = (replace(layout, kept_layers=kept) for kept in range(layers - 1, 0, -1))
+    return next((tried for tried in layouts if _fits(setup, world_size, budget, tried)), layout)
+
+
+def _fits(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> bool:
+    memory = setup.memory(world_size, layout)
+    return memory.total_bytes <= budget and (not layout.offload_activations or _fits_on_host(setup, memory))
 
 
 def _use_spare_memory(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> Layout:
@@ -244,11 +267,7 @@ def _use_spare_memory(setup: TrainingSetup, world_size: int, budget: int, layout
     """
     if layout.zero_stage < 3 or world_size == 1 or setup.offload != "none":
         return layout
-
-    def fits(tried: Layout) -> bool:
-        return setup.memory(world_size, tried).total_bytes <= budget
-
-    layers = setup.trained.layers
+    fits, layers = partial(_fits, setup, world_size, budget), setup.trained.layers
     layouts = (replace(layout, gathered_layers=number) for number in range(layers, 0, -1))
     layout = next(filter(fits, layouts), layout)
     whole = replace(layout, whole_gradients=True)
@@ -256,14 +275,12 @@ def _use_spare_memory(setup: TrainingSetup, world_size: int, budget: int, layout
     return whole if layout.gathered_layers == layers and passes > 1 and fits(whole) else layout
 
 
-def _largest_micro_batch(
-    setup: TrainingSetup, world_size: int, budget: int, stage: ZeroStage, recompute: bool, share: int
-) -> int:
+def _largest_micro_batch(setup: TrainingSetup, world_size: int, budget: int, layout: Layout, share: int) -> int:
     """The largest micro-batch size that fits, by bisection; 0 if not even one sample fits."""
     fitting, too_large = 0, share + 1
     while too_large - fitting > 1:
         middle = (fitting + too_large) // 2
-        if setup.memory(world_size, Layout(stage, middle, recompute)).total_bytes <= budget:
+        if _fits(setup, world_size, budget, replace(layout, micro_batch_size=middle)):
             fitting = middle
         else:
             too_large = middle
@@ -283,18 +300,22 @@ def _explicit_choice(setup: TrainingSetup, world_size: int, device_bytes: int, r
 def _reason(layout: Layout, memory: MemoryEstimate, device_bytes: int, request: LayoutRequest) -> str:
     stage = "as set" if request.zero_stage != "auto" else "the lowest that fits"
     checkpointing = "with" if layout.gradient_checkpointing else "without"
+    kept = f" of all but {layout.kept_layers} layers" if layout.kept_layers else ""
+    kept += ", offloaded to the host" if layout.offload_activations else ""
     spare = f", {layout.gathered_layers} layers gathered once a step" if layout.gathered_layers else ""
     spare += ", gradients reduced once a step" if layout.whole_gradients else ""
     return (
         f"ZeRO stage {layout.zero_stage} ({stage}), micro-batch {layout.micro_batch_size} {checkpointing} gradient "
-        f"checkpointing{spare}: {_gb(memory.total_bytes)} of {_gb(device_bytes)} per worker"
+        f"checkpointing{kept}{spare}: {_gb(memory.total_bytes)} of {_gb(device_bytes)} per worker"
     )
 
 
 def _does_not_fit(setup: TrainingSetup, world_size: int, device_bytes: int, request: LayoutRequest) -> str:
     """The error message if nothing fits: the memory of the smallest allowed layout, and what would help."""
     size = 1 if request.micro_batch_size == "auto" else request.micro_batch_size
-    layout = Layout(_candidate_stages(setup, request)[-1], size, request.gradient_checkpointing is not False)
+    recompute = request.gradient_checkpointing is not False
+    offload = recompute and request.offload_activations is not False
+    layout = Layout(_candidate_stages(setup, request)[-1], size, recompute, offload_activations=offload)
     memory = setup.memory(world_size, layout)
     states, budget = memory.states, setup.budget_bytes(device_bytes)
     return (
@@ -327,6 +348,8 @@ def _remedies(setup: TrainingSetup, world_size: int, budget: int, layout: Layout
     if setup.on_cpu and request.peer_copy is True:
         remedies.append("checkpoint.peerCopy auto")
     memory = setup.memory(world_size, layout)
+    if layout.offload_activations and not _fits_on_host(setup, memory):
+        remedies.append(f"workers.resources with {_gb(memory.host_peak_bytes)} of host memory for each GPU")
     if memory.activations.total_bytes > memory.total_bytes / 4:
         remedies.append("a shorter dataset.maxLength")
     return [*remedies, "a device with more memory, or a smaller model"]

@@ -178,13 +178,27 @@ class MemoryEstimate:
 
     @property
     def other_bytes(self) -> int:
-        """Device memory for neither states nor activations; on a CPU worker it includes the copies for commits."""
-        return self.buffers_bytes + self.runtime_bytes + (self.commit_bytes if self.on_cpu else 0)
+        """Device memory for neither states nor activations; on a CPU worker also what GPUs leave to the host."""
+        return (
+            self.buffers_bytes
+            + self.runtime_bytes
+            + (self.commit_bytes + self.activations.host_bytes if self.on_cpu else 0)
+        )
 
     @property
     def host_bytes(self) -> int:
-        """Required host memory besides the device's: offloaded states, and the page-locked copies of commits."""
-        return self.states.host_bytes + (0 if self.on_cpu else self.commit_bytes)
+        """Required host memory besides the device's: what is offloaded, and the page-locked copies of commits."""
+        return self.states.host_bytes if self.on_cpu else self.offloaded_bytes + self.commit_bytes
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """Host memory of a GPU worker, also for its process, and for the weights while they are loaded."""
+        return self.host_bytes + self.states.weights_bytes + CPU_RUNTIME_BYTES
+
+    @property
+    def offloaded_bytes(self) -> int:
+        """Host memory for offloaded states and activations."""
+        return self.states.host_bytes + self.activations.host_bytes
 
 
 def model_states(

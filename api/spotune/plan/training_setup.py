@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotune.plan.activations import Workload
+from spotune.plan.activations import Workload, keeps_attention_output
 from spotune.plan.architecture import Architecture
 from spotune.plan.memory import GPU_RUNTIME_BYTES, MemoryEstimate, Offload, Precision, ZeroStage, estimate_memory
 from spotune.plan.parameters import TrainedParameters, trained_parameters
@@ -80,6 +80,14 @@ class TrainingSetup:
             target_length=self.target_length,
             bytes_per_element=self.precision.weight_bytes,
             gradient_checkpointing=layout.gradient_checkpointing,
+            kept_layers=layout.kept_layers,
+            saves_attention=keeps_attention_output(
+                self.sequence_length,
+                self.architecture.hidden_size,
+                compiled=self.compiled,
+                offload=layout.offload_activations,
+            ),
+            offload=layout.offload_activations,
             fused_attention=self.fused_attention,
             compiled=self.compiled,
             fp8=self.fp8,
@@ -107,10 +115,11 @@ class TrainingSetup:
 class Layout:
     """How the work is distributed over the workers.
 
-    The last two fields are for stage 3 only. `gathered_layers`: number of layers whose weights are gathered once per
+    Two fields are for stage 3 only. `gathered_layers`: number of layers whose weights are gathered once per
     step and then kept; the weights of all other layers are gathered before each use. `whole_gradients`: each worker
     accumulates unsharded gradients over the passes of a step and reduces them once; otherwise they are reduced after
-    every pass, and each worker keeps its shard.
+    every pass, and each worker keeps its shard. The last two are for gradient checkpointing: `kept_layers` layers are
+    not recomputed, and `offload_activations` moves what the others save to host memory.
     """
 
     zero_stage: ZeroStage
@@ -118,3 +127,5 @@ class Layout:
     gradient_checkpointing: bool
     gathered_layers: int = 0
     whole_gradients: bool = False
+    kept_layers: int = 0
+    offload_activations: bool = False

@@ -99,6 +99,8 @@ def test_json_has_everything_in_bytes_and_seconds(planner: Planner) -> None:
         "microBatchSize": 12,
         "accumulation": 2,
         "gradientCheckpointing": False,
+        "keptLayers": 0,
+        "offloadActivations": False,
         "compile": False,
         "gatheredLayers": 0,
         "wholeGradients": False,

@@ -55,6 +55,7 @@ JOB, SERVICE, SWEEP = SCHEMAS["FinetuneJob"], SCHEMAS["ModelService"], SCHEMAS["
 
 UNTYPED = {
     ".spec.execution.gradientCheckpointing",
+    ".spec.execution.offloadActivations",
     ".spec.execution.compile",
     ".spec.checkpoint.peerCopy",
     ".spec.adapter.lora.targetModules",

@@ -152,8 +152,13 @@ def test_explicit_values_are_kept_and_the_rest_is_chosen_around_them() -> None:
     assert recomputed.layout == Layout(1, 48, gradient_checkpointing=True)
 
 
-def test_gradient_checkpointing_is_on_if_an_explicit_micro_batch_needs_it() -> None:
-    assert choose_layout(LLAMA_8B, 8, 80 * GB, LayoutRequest(micro_batch_size=2)).layout == Layout(1, 2, True)
+def test_no_more_layers_are_recomputed_than_an_explicit_micro_batch_needs() -> None:
+    layout = choose_layout(LLAMA_8B, 8, 80 * GB, LayoutRequest(micro_batch_size=2)).layout
+    assert layout == Layout(1, 2, True, kept_layers=layout.kept_layers)
+    assert 0 < layout.kept_layers < LLAMA_8B.architecture.decoder.layers
+    more = replace(layout, kept_layers=layout.kept_layers + 1)
+    assert LLAMA_8B.memory(8, layout).total_bytes <= LLAMA_8B.budget_bytes(80 * GB)
+    assert LLAMA_8B.memory(8, more).total_bytes > LLAMA_8B.budget_bytes(80 * GB)
 
 
 def test_reason_names_stage_micro_batch_and_memory() -> None:

@@ -50,8 +50,9 @@ spec:
                             best: {metric: "my_metrics:bleu", mode: max}, earlyStopping: {patience: 3, minDelta: 0.01},
                             harness: {tasks: [arc_easy], everySteps: 400, includePath: /data/tasks, numFewshot: 0,
                                       limit: 100, batchSize: 8, chatTemplate: true}}}
-  execution:  {microBatchSize: auto, zeroStage: auto, offload: none, gradientCheckpointing: auto, attention: auto,
-               compile: auto, precision: auto, deterministic: true, reproducible: none, flopsProfile: 10}
+  execution:  {microBatchSize: auto, zeroStage: auto, offload: none, gradientCheckpointing: auto,
+               offloadActivations: auto, attention: auto, compile: auto, precision: auto, deterministic: true,
+               reproducible: none, flopsProfile: 10}
   checkpoint: {every: 300s, keep: 2, keepEverySteps: 0, memoryCopies: auto, peerCopy: auto,
                peerCopyRate: 200}
   tracking:   {tensorboard: true, wandb: {project: x, keySecretRef: {name: wandb, key: key}},

@@ -122,3 +122,25 @@ def test_library_versions_are_recorded() -> None:
     versions = library_versions()
     assert versions.keys() == {"python", *LIBRARIES}
     assert all(versions.values())
+
+
+KEEPING = replace(PLAN, gradient_checkpointing=True, kept_layers=3, micro_batch_size=1)
+
+
+def test_fewer_layers_are_kept_after_a_worker_ran_out_of_memory() -> None:
+    plan = KEEPING.use_less_memory(step=5)
+    assert (plan.kept_layers, plan.micro_batch_size) == (1, 1)
+    assert plan.use_less_memory(step=6).kept_layers == 0
+    assert not plan.use_less_memory(step=6).can_use_less_memory
+
+
+def test_a_restart_keeps_the_layers_of_the_plan_and_an_edit_recomputes_all() -> None:
+    offloading = execution(offload="optimizer")
+    assert KEEPING.apply_execution(offloading, step=5).kept_layers == 3
+    assert KEEPING.apply_execution(execution(zeroStage=3), step=5).kept_layers == 0
+
+
+def test_offloading_activations_recomputes_layers() -> None:
+    plan = PLAN.apply_execution(execution(offloadActivations=True), step=5)
+    assert plan.gradient_checkpointing
+    assert plan.offload_activations

@@ -86,3 +86,9 @@ def test_utilization_is_unknown_without_a_peak_or_time() -> None:
     assert mfu(1e12, 1.0, 1, None) is None
     assert mfu(1e12, 0.0, 1, 1e12) is None
     assert mfu(1e12, 2.0, 4, 1e12) == 0.125
+
+
+def test_causal_flops_count_half_of_the_scores_within_each_document() -> None:
+    shape = ModelShape(1000, 2, 16)
+    assert shape.causal_flops([10]) == 10 * (6 * 1000 + 6 * 2 * 16 * 10)
+    assert shape.causal_flops([4, 6]) == shape.causal_flops([4]) + shape.causal_flops([6]) < shape.causal_flops([10])

@@ -49,6 +49,8 @@ class MeasuredRun:
             bool(case["gradientCheckpointing"]),
             gathered_layers=case.get("gatheredLayers", 0),
             whole_gradients=case.get("wholeGradients", False),
+            kept_layers=case.get("keptLayers", 0),
+            offload_activations=case.get("offloadActivations", False),
         )
         planned = _setup(case).memory(self.world_size, layout)
         return planned.total_bytes - planned.runtime_bytes  # PyTorch counts tensors alone
@@ -70,8 +72,13 @@ def runs_with_memory() -> list[MeasuredRun]:
         for runs in outputs
         for run in runs
         # Masked SDPA, which is measured for comparison, repeats shared keys and values for every head.
-        if run.case["sections"].get("execution", {}).get("attention") != "sdpa"
+        if run.case["sections"].get("execution", {}).get("attention") != "sdpa" and not _recomputed_attention(run.case)
     ]
+
+
+def _recomputed_attention(case: dict[str, Any]) -> bool:
+    """Whether a run is older than compiled layers that keep the output of attention when they are recomputed."""
+    return case["compile"] and bool(case["gradientCheckpointing"]) and "keptLayers" not in case
 
 
 def _setup(case: dict[str, Any]) -> TrainingSetup:

@@ -161,15 +161,19 @@ def write_shards(folder: Path, task: str, samples: int = SAMPLES, seed: int = 11
 def make_plan(layout: Layout, micro_batch_size: int = MICRO_BATCH, execution: ExecutionSpec | None = None) -> RunPlan:
     """A plan without planning: each `auto` is off.
 
-    Where layers are compiled, stage 3 has whole gradients, and one layer stays gathered.
+    Where layers are compiled, stage 3 has whole gradients, and one layer stays gathered. Where they are also
+    recomputed, the last one is not.
     """
     compiled = execution is not None and execution.compile is True
+    recompute = execution is not None and execution.gradient_checkpointing is True
     return RunPlan(
         version=1,
         fingerprint="0123",
         zero_stage=layout.zero_stage,
         micro_batch_size=micro_batch_size,
-        gradient_checkpointing=execution is not None and execution.gradient_checkpointing is True,
+        gradient_checkpointing=recompute,
+        kept_layers=int(compiled and recompute),
+        offload_activations=execution is not None and execution.offload_activations is True,
         compile=compiled,
         reason="",
         data={},

@@ -107,7 +107,7 @@ class Snapshot:
         """Lock the pages of new host memory, if copies come from a GPU."""
         if self._device is not None and self._device.type == "cuda":
             with torch.cuda.device(self._device):  # a new thread starts on device 0
-                _lock_pages(buffer)
+                lock_pages(buffer)
                 self._stream = self._stream or torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def _copy_to_host(self) -> None:
@@ -166,7 +166,7 @@ def _views(fragments: Sequence[FragmentSource], buffer: Tensor) -> list[Fragment
     return views
 
 
-def _lock_pages(buffer: Tensor) -> None:
+def lock_pages(buffer: Tensor) -> None:
     """Register the memory with CUDA in place: PyTorch's own pinned allocations are rounded up to powers of two."""
     runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     address, size = buffer.data_ptr(), buffer.numel() * buffer.element_size()

@@ -189,6 +189,8 @@ def _resolve(job: FinetuneJob, datasets: Datasets, job_fingerprint: str, worker_
         compile=execution.compile,
         gathered_layers=execution.gathered_layers,
         whole_gradients=execution.whole_gradients,
+        kept_layers=execution.kept_layers,
+        offload_activations=execution.offload_activations,
         min_world_size=minimum.world_size,
         second_copy_from=minimum.second_copy_from,
         peer_copy_from=minimum.peer_copy_from,

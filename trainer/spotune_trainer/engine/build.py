@@ -16,6 +16,8 @@ from spotune.errors import JobError
 from spotune.job import TrainingSpec
 from spotune.job.execution import FP8_PRECISIONS, Precision
 from spotune.plan.memory import PREFETCH_ELEMENTS, Offload
+from spotune_trainer.engine.activations.offload import ActivationOffload
+from spotune_trainer.engine.activations.recomputation import recompute_layers
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import register_weight
 from spotune_trainer.engine.compile.layers import compile_layers, repeated_layers
 from spotune_trainer.engine.deepspeed_operators import compile_no_operators
@@ -46,7 +48,7 @@ class EngineConfig:
         micro_batch_size: samples in one forward pass of one rank.
         accumulation: gradient accumulation steps: micro-batches of one rank in one optimizer step.
         dtype: of parameters and activations; masters and moments are fp32.
-        gradient_checkpointing: recompute activations in the backward pass.
+        gradient_checkpointing: recompute layers in the backward pass.
         offload: what is kept in host memory. An offloaded optimizer state is updated by the CPU.
         compile: compile layers and loss with torch.compile.
         gathered_layers: at stage 3, number of layers whose weights stay gathered until the optimizer steps.
@@ -54,6 +56,9 @@ class EngineConfig:
         fixed_point_terms: if not 0, gradients are summed in fixed point, and this is the number of micro-batches of a
             step over all ranks. The gradient is then the sum over the ranks, not DeepSpeed's mean.
         precision: of the matrix products in the layers; auto: `dtype`.
+        kept_layers: with gradient checkpointing, number of layers at the end of the model that are not recomputed.
+        saves_attention: likewise, whether recomputed layers save the output of attention. Compiled ones always do.
+        offload_activations: with gradient checkpointing, whether what recomputed layers save is moved to host memory.
     """
 
     zero_stage: int
@@ -67,6 +72,9 @@ class EngineConfig:
     whole_gradients: bool = False
     fixed_point_terms: int = 0
     precision: Precision = "auto"
+    kept_layers: int = 0
+    saves_attention: bool = False
+    offload_activations: bool = False
 
 
 def effective_stage(zero_stage: int, dtype: torch.dtype) -> int:
@@ -98,16 +106,17 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
         raise JobError("model.dtype: float16 needs a GPU; this device does not support it: use bfloat16 or float32")
     compile_no_operators()
     deepspeed.init_distributed(dist_backend=_backend(), auto_mpi_discovery=False, verbose=False)
-    if config.gradient_checkpointing:
-        model.config.use_cache = False
-        if not config.compile:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    recomputed = _recomputed_layers(model, config)
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     vectors = max((parameter.numel() for parameter in model.parameters() if parameter.dim() < 2), default=0)
     if config.precision in FP8_PRECISIONS:
         _use_float8(model, config.precision)
     if config.compile:
-        _compile(model, config)
+        _compile(model, config, recomputed)
+    if config.offload_activations:
+        offload = ActivationOffload()
+        for layer in recomputed:
+            layer.forward = offload.wrap(layer, layer.forward)
     gathered = _gather_whole_layers(model) if config.zero_stage == 3 else 0
     engine, *_ = deepspeed.initialize(
         model=model,
@@ -176,13 +185,25 @@ def _use_float8(model: PreTrainedModel, precision: Precision) -> None:
     convert_to_float8(repeated_layers(model), precision)
 
 
-def _compile(model: PreTrainedModel, config: EngineConfig) -> None:
+def _recomputed_layers(model: PreTrainedModel, config: EngineConfig) -> list[torch.nn.Module]:
+    """The layers that are computed again; if layers are not compiled, it lets transformers do so."""
+    if not config.gradient_checkpointing:
+        return []
+    model.config.use_cache = False
+    layers = repeated_layers(model)
+    first_kept = max(0, len(layers) - config.kept_layers)
+    if not config.compile:
+        recompute_layers(model, layers[first_kept:], saves_attention=config.saves_attention)
+    return layers[:first_kept]
+
+
+def _compile(model: PreTrainedModel, config: EngineConfig, recomputed: Sequence[torch.nn.Module]) -> None:
     if config.zero_stage == 3 and _has_frozen_weights(model):
         raise JobError(
             "execution.compile: layers with frozen weights, as with an adapter, cannot be compiled at ZeRO stage 3: "
             "set execution.zeroStage to 2 or less, or execution.compile to false"
         )
-    compile_layers(model, recompute=config.gradient_checkpointing)
+    compile_layers(model, recomputed)
     if config.dtype != torch.float16:  # the fused loss has unscaled gradients, which float16 would round to zero
         fuse_linear_cross_entropy(model, is_compiled=True)
 

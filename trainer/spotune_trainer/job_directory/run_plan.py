@@ -31,11 +31,14 @@ class RunPlan:
         fingerprint: of the job that the plan was made for.
         zero_stage: ZeRO stage.
         micro_batch_size: samples in one forward pass of one rank.
-        gradient_checkpointing: recompute activations in the backward pass.
+        gradient_checkpointing: recompute layers in the backward pass.
         compile: compile layers and loss.
         gathered_layers: at stage 3, number of layers whose weights are gathered once a step; the others are gathered
             at each use.
         whole_gradients: at stage 3, reduce gradients once a step.
+        kept_layers: with gradient checkpointing, number of layers at the end of the model that are not recomputed; 0 in
+            older plans.
+        offload_activations: with gradient checkpointing, keep what recomputed layers save in host memory.
         min_world_size: number of workers that these values were planned for; 1 in older plans. With `workers.min: auto`
             a worker group has at least as many.
         second_copy_from: number of workers from which each keeps a second commit in memory, if
@@ -65,6 +68,8 @@ class RunPlan:
     compile: bool = False
     gathered_layers: int = 0
     whole_gradients: bool = False
+    kept_layers: int = 0
+    offload_activations: bool = False
     min_world_size: int = 1
     second_copy_from: int | None = None
     peer_copy_from: int | None = None
@@ -108,23 +113,26 @@ class RunPlan:
     @property
     def can_use_less_memory(self) -> bool:
         """Whether `use_less_memory` can change anything."""
-        return self.whole_gradients or self.gathered_layers > 0 or self.micro_batch_size > 1
+        return self.whole_gradients or self.gathered_layers + self.kept_layers > 0 or self.micro_batch_size > 1
 
     def use_less_memory(self, step: int) -> RunPlan:
         """The plan after a worker ran out of memory.
 
-        It turns off whole gradients, or else gathered layers, or else it halves the micro-batch.
+        It turns off whole gradients, or else gathered layers, or else it halves the number of layers that are not
+        recomputed despite gradient checkpointing, or else the micro-batch.
         """
         if self.whole_gradients:
             return self.change(step, whole_gradients=False)
         if self.gathered_layers:
             return self.change(step, gathered_layers=0)
+        if self.kept_layers:
+            return self.change(step, kept_layers=self.kept_layers // 2)
         return self.change(step, micro_batch_size=self.micro_batch_size // 2)
 
     def apply_execution(self, execution: ExecutionSpec, step: int) -> RunPlan:
         """The plan with the explicit values of `execution` that have changed since they were last applied.
 
-        Offloading sets the minimum ZeRO stage.
+        Offloading sets the minimum ZeRO stage, and offloading activations recomputes layers.
         """
         now_requested = requested(execution)
         changed = {
@@ -134,8 +142,13 @@ class RunPlan:
         }
         stage = max(changed.get("zero_stage", self.zero_stage), LOWEST_STAGE[execution.offload])
         changed["zero_stage"] = stage
-        if execution.offload != "none" or any(getattr(self, name) != value for name, value in changed.items()):
-            changed |= MOST_MEMORY_SAVING  # they were planned for the old values, and may not fit with the new ones
+        if changed.get("offload_activations"):
+            changed["gradient_checkpointing"] = True
+        # These were planned for the old values, and may not fit with the new ones.
+        if any(getattr(self, name) != value for name, value in changed.items()):
+            changed |= MOST_MEMORY_SAVING | {"kept_layers": 0}
+        elif execution.offload != "none":
+            changed |= MOST_MEMORY_SAVING
         return replace(self.change(step, **changed), requested=now_requested)
 
     def check_data(self, data: dict[str, str]) -> None:
@@ -154,7 +167,7 @@ class RunPlan:
 
 def requested(execution: ExecutionSpec) -> dict[str, Any]:
     """The job's values of the settings that a plan resolves, `auto` included."""
-    names = ("zero_stage", "micro_batch_size", "gradient_checkpointing", "compile")
+    names = ("zero_stage", "micro_batch_size", "gradient_checkpointing", "offload_activations", "compile")
     return {to_camel(name): getattr(execution, name) for name in names}
 
 

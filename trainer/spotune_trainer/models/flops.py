@@ -9,6 +9,7 @@ an adapter the model's own weights are frozen and get no gradient: 4 N.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,6 +84,17 @@ class ModelShape:
         encoder = self._stack_flops(self.encoder_parameters, self.encoder_layers, sequence, sequence)
         decoder = self._stack_flops(self.parameters, self.layers, target, target + sequence)
         return rows * (encoder + decoder)
+
+    def causal_flops(self, documents: Iterable[int]) -> float:
+        """Floating-point operations for a causal model's documents, without scores that causal attention masks.
+
+        `flops` counts all scores of a row, as llm-foundry does. Here a token of a document of T tokens attends to T / 2
+        of them on average, and to no other document.
+
+        Args:
+            documents: their lengths in tokens.
+        """
+        return sum(self._stack_flops(self.parameters, self.layers, length, length / 2) for length in documents)
 
     def forward_flops(self, rows: int, sequence: float) -> float:
         """Floating-point operations of a forward pass of a causal model alone; arguments as those of `flops`."""

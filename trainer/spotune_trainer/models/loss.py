@@ -16,7 +16,7 @@ from transformers import masking_utils
 
 from spotune_trainer.data.batches import NO_LOSS, Batch, Task, collate
 from spotune_trainer.models.fused_linear_cross_entropy import loss_head
-from spotune_trainer.models.packed_attention import uses_packed_attention
+from spotune_trainer.models.packed_attention import fastest_kernel, uses_packed_attention
 from spotune_trainer.models.patching import patched
 
 
@@ -65,7 +65,10 @@ def run_model(model: Any, batch: Batch, inputs: Mapping[str, Any]) -> Tensor:
     module = getattr(model, "module", model)
     uses_varlen_kernel = batch.cu_seq_lens is not None and uses_packed_attention(module)
     varlen = {"cu_seq_lens_q": batch.cu_seq_lens} if uses_varlen_kernel else {}
-    with skip_packing_detection() if uses_varlen_kernel or batch.position_ids is None else nullcontext():
+    with (
+        skip_packing_detection() if uses_varlen_kernel or batch.position_ids is None else nullcontext(),
+        fastest_kernel(batch.input_ids.size(1)) if batch.attention_mask is None else nullcontext(),
+    ):
         logits: Tensor = model(**inputs, **varlen).logits
     return logits
 

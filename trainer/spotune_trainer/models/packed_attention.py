@@ -10,11 +10,13 @@ attention (SDPA).
 from __future__ import annotations
 
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.attention.varlen  # registers the operator
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -22,15 +24,24 @@ from transformers.masking_utils import sdpa_mask
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+_CUDNN_FIRST = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
 logger = logging.getLogger("spotune.worker")
 
 ATTENTION_NAME = "documents"
 """Name under which this attention is registered with transformers."""
 MODEL_TYPES = frozenset({"gemma", "gpt_neox", "llama", "mistral", "phi3", "qwen2", "qwen3"})
 """Models with plain causal softmax attention, with or without a sliding window."""
+CUDNN_FROM_TOKENS = 8192
+"""Length from which rows of one document use cuDNN's attention on GPUs that have it (`benchmarks/long_rows.py`)."""
 _MAX_HEAD_SIZE = 256
 _HEAD_SIZE_MULTIPLE = 8
 _FIRST_CAPABILITY = (8, 0)  # Ampere: the minimum for PyTorch's flash kernel
+_CUDNN_CAPABILITY = (9, 0)  # Hopper, for which cuDNN has kernels of its own
 
 
 def enable_packed_attention(model: PreTrainedModel) -> bool:
@@ -52,6 +63,21 @@ def enable_packed_attention(model: PreTrainedModel) -> bool:
 def uses_packed_attention(model: PreTrainedModel) -> bool:
     """Whether the model takes packed batches with `cu_seq_lens_q` instead of a mask."""
     return bool(model.config._attn_implementation == ATTENTION_NAME)
+
+
+def fastest_kernel(row_tokens: int) -> AbstractContextManager[None]:
+    """Within it, SDPA without a mask prefers the kernel that is fastest for rows of one document of this length.
+
+    cuDNN's backward pass is not deterministic, so with `execution.deterministic` it is not used.
+    """
+    if (
+        row_tokens < CUDNN_FROM_TOKENS
+        or not torch.cuda.is_available()
+        or torch.cuda.get_device_capability() < _CUDNN_CAPABILITY
+        or torch.are_deterministic_algorithms_enabled()
+    ):
+        return nullcontext()
+    return sdpa_kernel(_CUDNN_FIRST, set_priority=True)
 
 
 def packed_attention_forward(

@@ -10,6 +10,7 @@ import torch
 from torch import distributed
 
 from spotune.job import FinetuneJob
+from spotune.plan.activations import keeps_attention_output
 from spotune.plan.memory import Offload
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.data.datasets import Datasets, open_datasets
@@ -182,6 +183,11 @@ def build_context(
         accumulation=-(-micro_batches // world_size),
         dtype=DTYPES[job.spec.model.dtype],
         gradient_checkpointing=plan.gradient_checkpointing,
+        kept_layers=plan.kept_layers,
+        saves_attention=keeps_attention_output(
+            job.spec.dataset.max_length, shape.hidden_size, compiled=plan.compile, offload=plan.offload_activations
+        ),
+        offload_activations=plan.offload_activations,
         offload=execution.offload,
         compile=plan.compile,
         gathered_layers=plan.gathered_layers,

@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import shutil
 import sysconfig
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
+from spotune_trainer.engine.activations.recomputation import RecomputeLayer
 from spotune_trainer.engine.compile.addmm_fusion import AddmmFusion
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import fuse_gradient_accumulation
 from spotune_trainer.engine.compile.residual_saving import SaveResidualSums
@@ -36,6 +35,8 @@ _OPTIONS: dict[str, Any] = {
     "post_grad_custom_pre_pass": AddmmFusion(),
 }
 """Of torch.compile. Layers share compiled code only if their options are the very same object."""
+_RECOMPUTED_OPTIONS: dict[str, Any] = {**_OPTIONS, "joint_custom_post_pass": RecomputeLayer()}
+"""Of layers that the backward pass computes again."""
 _MAX_SHAPES = 256
 """Number of input shapes of a layer after which torch.compile runs it without compiling."""
 
@@ -53,15 +54,12 @@ def missing_compiler(*, on_gpus: bool) -> str | None:
     return None
 
 
-def compile_layers(model: PreTrainedModel, *, recompute: bool = False) -> list[nn.Module]:
+def compile_layers(model: PreTrainedModel, recomputed: Collection[nn.Module] = ()) -> list[nn.Module]:
     """Compile the model's layers, and the norms outside of them.
 
     Args:
         model: the layers' `forward` is replaced.
-        recompute: gradient checkpointing: the backward pass runs a layer again instead of keeping its activations. The
-            model's own checkpointing must be off. The checkpoint goes around the compiled function. Inside of it the
-            compiler would draw dropout masks from generators of its own, which no seed reaches: a resumed run would
-            differ.
+        recomputed: layers that the backward pass computes again. The model's own gradient checkpointing must be off.
 
     Returns:
         The layers.
@@ -74,7 +72,7 @@ def compile_layers(model: PreTrainedModel, *, recompute: bool = False) -> list[n
     in_layers = {module for layer in layers for module in layer.modules()}
     norms = [m for m in model.modules() if m not in in_layers and "norm" in type(m).__name__.lower()]
     for module in [*layers, *norms]:
-        module.forward = _compiled_in_training(module, recompute=recompute and module in layers)
+        module.forward = _compiled_in_training(module, _RECOMPUTED_OPTIONS if module in recomputed else _OPTIONS)
     return layers
 
 
@@ -88,12 +86,11 @@ def repeated_layers(model: PreTrainedModel) -> list[nn.Module]:
     return [layer for layers in lists for layer in layers if type(layer).__name__ in names]
 
 
-def _compiled_in_training(module: nn.Module, *, recompute: bool) -> Callable[..., Any]:
+def _compiled_in_training(module: nn.Module, options: dict[str, Any]) -> Callable[..., Any]:
     eager = module.forward
-    compiled = torch.compile(eager, dynamic=False, options=_OPTIONS)
-    trained = partial(checkpoint, compiled, use_reentrant=False) if recompute else compiled
+    compiled = torch.compile(eager, dynamic=False, options=options)
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        return (trained if module.training else eager)(*args, **kwargs)
+        return (compiled if module.training else eager)(*args, **kwargs)
 
     return forward
