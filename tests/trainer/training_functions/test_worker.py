@@ -137,7 +137,7 @@ def test_what_is_wrong_is_named(directory: JobDirectory, function: str, error: t
     ("function", "message"),
     [
         ("returns_early_on_rank_1", "all ranks have to report and save the same steps"),
-        ("saves_a_forbidden_name_on_rank_1", "reported a file manifest.json, a name that checkpoints use: rename it"),
+        ("saves_a_forbidden_name_on_rank_1", "saved a file manifest.json, a name that checkpoints use: rename it"),
     ],
 )
 def test_an_error_of_one_rank_ends_all(directory: JobDirectory, function: str, message: str) -> None:

@@ -175,7 +175,8 @@ class _CommandRank:
 
     def _leaves_by_itself(self) -> bool:
         """Whether the program leaves after its next checkpoint: it saves with `spotune_train`."""
-        return self._is_joined and choose_checkpoint(self.task.job_directory).checkpoint is not None
+        checkpoint = choose_checkpoint(self.task.job_directory).checkpoint
+        return self._is_joined and checkpoint is not None and not checkpoint.manifest.is_output
 
     def _exit_of_group(self, status: int) -> RankExit | None:
         """Why the command has left before its end; None if it has not."""
@@ -220,8 +221,8 @@ class _CommandRank:
                     "wait=True before the program destroys its process group"
                 )
             name = chosen.name
-        elif files_of(output):
-            name = self._commit(output, max(step, 1))
+        elif files_of(output, FIELD):
+            name = self._commit(output, max(step, chosen.name.step if chosen is not None else 1))
         else:
             raise JobError(
                 f"{FIELD} ended with exit status 0 and has left no model: write it to the folder SPOTUNE_OUTPUT_DIR, "
@@ -235,4 +236,4 @@ class _CommandRank:
         alone = Ranks(0, 1, None, self.reporter.heartbeat)
         checkpoints = folder_checkpoints(self.task, self.job, self.reporter, alone)
         with checkpoints.heartbeats():
-            return checkpoints.commit(step, output, self.reporter.sync).name
+            return checkpoints.commit(step, output, self.reporter.sync, is_output=True).name

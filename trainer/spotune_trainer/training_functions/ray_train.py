@@ -78,7 +78,7 @@ class SessionUtils(LocalTrainFnUtils):
                 raise JobError(
                     f"training.function calls ray.train.report with {option}, which is not supported: omit it"
                 )
-        super().report(dict(metrics), checkpoint)
+        self._last_metrics, self._last_checkpoint = dict(metrics), checkpoint  # Ray's own method logs each report
         if checkpoint is None:
             self._session.report(metrics)
             return

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 from spotune.job import FinetuneJob
 from spotune_trainer.observability.logs.line_format import logging_to_file
@@ -34,3 +36,13 @@ def reporting(task: WorkerTask, place: RankPlacement) -> Iterator[tuple[Finetune
             logger.exception("rank %d failed", rank)
             record_failure(logs, describe(rank, error))
             raise
+
+
+def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are finite numbers, also those of NumPy and PyTorch."""
+    found = {}
+    for name, value in metrics.items():
+        number: object = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+        if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
+            found[str(name)] = float(number)
+    return found
