@@ -32,7 +32,7 @@ from tests.trainer.support.measured import publish
 
 BARE, BY_RAY, BY_LIBRARY = "bare TorchTrainer", "spotune, ray.train.report", "spotune, spotune_train"
 ARMS = (BARE, BY_RAY, BY_LIBRARY)
-STEPS = 300
+STEPS = 140
 BLOCK_STEPS = 10
 SAVE_EVERY_STEPS = 100
 WARM_UP_STEPS = 20
