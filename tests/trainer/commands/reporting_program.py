@@ -1,4 +1,4 @@
-"""A program that only reports by `spotune_train`: it keeps its own checkpoint, and writes its model itself."""
+"""A program that reports by `spotune_train` and keeps its own checkpoint; the model is saved by both ways."""
 
 from __future__ import annotations
 
@@ -33,4 +33,6 @@ while step < CONFIG["steps"]:
         spotune_train.report(step, 1.0)
     if step == CONFIG.get("hangAt"):
         time.sleep(600.0)
+if CONFIG.get("saves"):
+    spotune_train.checkpoint.save(step, {"step": step}, wait=True)
 (Path(os.environ["SPOTUNE_OUTPUT_DIR"]) / "model.json").write_text(json.dumps([CONFIG.get("name"), step]))

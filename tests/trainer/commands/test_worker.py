@@ -169,6 +169,23 @@ def test_a_plain_program_gets_sigterm_at_a_notice_and_goes_on_from_its_own_check
     assert summary["exportSha256"]
 
 
+def test_a_program_that_ends_because_that_of_another_node_has_left_at_a_notice_has_not_failed(
+    directory: JobDirectory,
+) -> None:
+    """The program of the first node loses its peer and fails, before its rank has read the notice."""
+    notice = directory.generation_logs(1).agent_notice
+    fails = f"echo starts; while [ ! -e {notice} ]; do sleep 0.01; done; exit 1"
+    script = f"if [ $NODE_RANK = 0 ]; then {fails}; else exec sleep 300; fi"
+
+    def notify() -> None:
+        wait_until(lambda: "starts" in log_of(directory, 1).rpartition("runs bash")[2].partition("\n")[2])
+        write_notice(notice, seconds=60.0, reason="a spot notice", leave=True)
+
+    job = command_job("bash", "-c", script, code=PROGRAMS)
+    _, results = run_disturbed(directory, job, notify, nodes=2)
+    assert results == [(RankExit.YIELDED, {}), (RankExit.YIELDED, {})]
+
+
 def reporting_job(steps: int, **config: Any) -> FinetuneJob:
     return command_job("python", "reporting_program.py", code=PROGRAMS, config={"steps": steps, **config})
 
@@ -184,17 +201,18 @@ def test_a_program_that_only_reports_gets_sigterm_at_a_notice(directory: JobDire
     assert 3 <= saved < 600
 
 
+@pytest.mark.parametrize(("saves", "model"), [(False, "model.json"), (True, "state.pt")])
 def test_a_group_after_a_lost_export_repeats_the_steps_since_the_checkpoint_of_the_program(
-    directory: JobDirectory,
+    directory: JobDirectory, saves: bool, model: str
 ) -> None:
-    job = reporting_job(6, saveAt=4, name="first")
-    run_generation(directory, job, world_size=1)
+    run_generation(directory, reporting_job(6, saveAt=4, name="first", saves=saves), world_size=1)
     shutil.rmtree(directory.export)  # as if the node had been lost before the model was copied
-    task, [(rank_exit, summary)] = run_generation(directory, reporting_job(6, name="second"), world_size=1)
+    task, [(rank_exit, summary)] = run_generation(directory, reporting_job(6, name="second", saves=saves), world_size=1)
     assert task.restore == "step-00000006.gen-1"
     assert "starts after step 4" in log_of(directory, task.generation)
     assert (rank_exit, summary["steps"], summary["exportStep"]) == (RankExit.TRAINED, 6, 6)
-    assert json.loads((directory.export / "model.json").read_text()) == ["second", 6]
+    assert [path.name for path in directory.export.iterdir()] == [model]
+    assert saves or json.loads((directory.export / model).read_text()) == ["second", 6]
     assert [line["step"] for line in surviving_steps(directory)] == [1, 2, 3, 4, 5, 6]
 
 

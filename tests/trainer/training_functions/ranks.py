@@ -90,12 +90,12 @@ def run_generation(
 
 
 def run_disturbed(
-    directory: JobDirectory, job: FinetuneJob, disturb: Callable[[], None], world_size: int = 2
+    directory: JobDirectory, job: FinetuneJob, disturb: Callable[[], None], world_size: int = 2, nodes: int = 1
 ) -> tuple[WorkerTask, list[Any]]:
     """As `run_generation`, while `disturb` runs in a thread."""
     thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
-    found = run_generation(directory, job, world_size)
+    found = run_generation(directory, job, world_size, nodes)
     thread.join(_SECONDS)
     assert not thread.is_alive(), f"it was not disturbed: {found}"
     return found
