@@ -142,7 +142,7 @@ def test_a_refused_change_of_a_trial_holds_up_no_other_one() -> None:
             return web.json_response({"message": "denied by a webhook", "code": 403}, status=403)
         if "suspend" in body.get("spec", {}):
             changed.append(name)
-        return web.json_response({**body, "metadata": {"name": name, "namespace": "team", "resourceVersion": "9"}})
+        return web.json_response(scenario.jobs[name] | {"status": body.get("status", {})})
 
     server = run_operator(server_has, lambda server: bool(changed) and bool(stalled_message(server)))
     assert set(changed) == {"t5-search-1"}

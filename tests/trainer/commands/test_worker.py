@@ -170,19 +170,14 @@ def test_a_plain_program_gets_sigterm_at_a_notice_and_goes_on_from_its_own_check
 
 
 def test_a_program_that_ends_because_that_of_another_node_has_left_at_a_notice_has_not_failed(
-    directory: JobDirectory,
+    directory: JobDirectory, tmp_path: Path
 ) -> None:
-    """The program of the first node loses its peer and fails, before its rank has read the notice."""
+    """The program of the first node loses its peer and fails before its rank has read the notice."""
+    write_notice(tmp_path / "notice.json", seconds=60.0, reason="a spot notice", leave=True)
     notice = directory.generation_logs(1).agent_notice
-    fails = f"echo starts; while [ ! -e {notice} ]; do sleep 0.01; done; exit 1"
-    script = f"if [ $NODE_RANK = 0 ]; then {fails}; else exec sleep 300; fi"
-
-    def notify() -> None:
-        wait_until(lambda: "starts" in log_of(directory, 1).rpartition("runs bash")[2].partition("\n")[2])
-        write_notice(notice, seconds=60.0, reason="a spot notice", leave=True)
-
-    job = command_job("bash", "-c", script, code=PROGRAMS)
-    _, results = run_disturbed(directory, job, notify, nodes=2)
+    fails = f"python -c \"import os; os.rename('{tmp_path}/notice.json', '{notice}'); os._exit(1)\""
+    job = command_job("bash", "-c", f"[ $NODE_RANK = 0 ] && exec {fails}; exec sleep 300", code=PROGRAMS)
+    _, results = run_generation(directory, job, nodes=2)
     assert results == [(RankExit.YIELDED, {}), (RankExit.YIELDED, {})]
 
 
