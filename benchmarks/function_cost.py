@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,51 +112,38 @@ def summarize(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _median(lines: Sequence[dict[str, Any]], field: str) -> float:
-    return round(statistics.median(line[field] for line in lines), 4)
+    return round(statistics.median(float(line[field]) for line in lines), 4)
 
 
 def compare(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Each arm beside the bare one of the same round: medians over the rounds, and the spread of the ratios."""
-    found: dict[str, Any] = {}
-    for arm in (BY_RAY, BY_LIBRARY):
-        found[arm] = {
-            "start against bare": spread(
-                rounds, lambda each, arm=arm: each[arm]["startSeconds"] / each[BARE]["startSeconds"]
-            ),
-            "step against bare, wall": spread(rounds, lambda each, arm=arm: _against_bare(each, arm, "milliseconds")),
-            "step against bare, CPU": spread(rounds, lambda each, arm=arm: _against_bare(each, arm, "cpuMilliseconds")),
-            "step that reports against one that does not, wall": spread(
-                rounds, lambda each, arm=arm: _against_silent(each, arm, "milliseconds")
-            ),
-            "step that reports against one that does not, CPU": spread(
-                rounds, lambda each, arm=arm: _against_silent(each, arm, "cpuMilliseconds")
-            ),
-            "part of a step in report, wall": spread(
-                rounds, lambda each, arm=arm: _part(each, arm, "callMilliseconds", "milliseconds")
-            ),
-            "part of a step in report, CPU": spread(
-                rounds, lambda each, arm=arm: _part(each, arm, "callCpuMilliseconds", "cpuMilliseconds")
-            ),
+    return {arm: _spreads([_ratios(each, arm) for each in rounds]) for arm in (BY_RAY, BY_LIBRARY)}
+
+
+def _ratios(measured: dict[str, Any], arm: str) -> dict[str, float]:
+    """What an arm costs in one round."""
+    bare, mine, silent = measured[BARE]["silent"], measured[arm]["reporting"], measured[arm]["silent"]
+    found = {"start against bare": measured[arm]["startSeconds"] / measured[BARE]["startSeconds"]}
+    for name, step, call in (
+        ("wall", "milliseconds", "callMilliseconds"),
+        ("CPU", "cpuMilliseconds", "callCpuMilliseconds"),
+    ):
+        found |= {
+            f"step against bare, {name}": mine[step] / bare[step],
+            f"step that reports against one that does not, {name}": mine[step] / silent[step],
+            f"part of a step in report, {name}": mine[call] / mine[step],
         }
     return found
 
 
-def _against_bare(measured: dict[str, Any], arm: str, field: str) -> float:
-    return float(measured[arm]["reporting"][field] / measured[BARE]["silent"][field])
-
-
-def _against_silent(measured: dict[str, Any], arm: str, field: str) -> float:
-    return float(measured[arm]["reporting"][field] / measured[arm]["silent"][field])
-
-
-def _part(measured: dict[str, Any], arm: str, field: str, of: str) -> float:
-    return float(measured[arm]["reporting"][field] / measured[arm]["reporting"][of])
-
-
-def spread(rounds: Sequence[dict[str, Any]], ratio: Callable[[dict[str, Any]], float]) -> dict[str, float]:
-    """Median, smallest and largest value of a ratio over the rounds."""
-    found = sorted(ratio(each) for each in rounds)
-    return {"median": round(statistics.median(found), 4), "min": round(found[0], 4), "max": round(found[-1], 4)}
+def _spreads(ratios: Sequence[dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Median, smallest and largest value of each ratio over the rounds."""
+    found = {}
+    for name in ratios[0]:
+        values = [each[name] for each in ratios]
+        spread = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+        found[name] = {how: round(value, 4) for how, value in spread.items()}
+    return found
 
 
 def main() -> None:

@@ -53,7 +53,7 @@ def train(config: dict[str, Any]) -> None:
         has_data, has_data_cpu = time.perf_counter(), time.process_time()
         loss = (model(batch) - batch).square().mean()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         gradient = torch.cat(
             [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
         )

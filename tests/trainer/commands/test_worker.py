@@ -239,7 +239,8 @@ def test_a_program_that_reports_and_hangs_after_its_last_step_is_ended_with_its_
     result = classify_exit(
         task.logs, [RankResult(0, 1, hung=has_hung(task.logs, 0), failure=describe(0, error))], {}, ""
     )
-    assert result == Failed(FailureCause.HANG, result.message)
+    assert isinstance(result, Failed)
+    assert result.cause is FailureCause.HANG
     assert "rank 0 made no progress within retry.hangTimeout; stacks are in" in result.message
     assert "reporting_program.py" in task.logs.stacks(0).read_text()
     assert programs_of(directory) == []

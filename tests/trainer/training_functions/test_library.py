@@ -163,7 +163,8 @@ def test_a_function_that_hangs_after_its_last_step_is_ended_with_its_stacks(dire
     task, [status] = run_generation(directory, job, world_size=1)
     assert [line["step"] for line in files.read_lines(task.logs.steps)] == [1, 2]
     result = classify_exit(task.logs, [RankResult(0, status, hung=has_hung(task.logs, 0))], {}, "")
-    assert result == Failed(FailureCause.HANG, result.message)
+    assert isinstance(result, Failed)
+    assert result.cause is FailureCause.HANG
     assert "in hangs_after_the_last_step" in task.logs.stacks(0).read_text()
 
 
