@@ -35,4 +35,5 @@ while step < CONFIG["steps"]:
         time.sleep(600.0)
 if CONFIG.get("saves"):
     spotune_train.checkpoint.save(step, {"step": step}, wait=True)
-(Path(os.environ["SPOTUNE_OUTPUT_DIR"]) / "model.json").write_text(json.dumps([CONFIG.get("name"), step]))
+if not CONFIG.get("isTrained"):
+    (Path(os.environ["SPOTUNE_OUTPUT_DIR"]) / "model.json").write_text(json.dumps([CONFIG.get("name"), step]))

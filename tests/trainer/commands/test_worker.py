@@ -211,6 +211,14 @@ def test_a_group_after_a_lost_export_repeats_the_steps_since_the_checkpoint_of_t
     assert [line["step"] for line in surviving_steps(directory)] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_program_that_has_nothing_to_do_after_a_lost_export_keeps_its_model(directory: JobDirectory) -> None:
+    run_generation(directory, reporting_job(2, saveAt=2, name="first"), world_size=1)
+    shutil.rmtree(directory.export)
+    _, [(rank_exit, summary)] = run_generation(directory, reporting_job(2, isTrained=True), world_size=1)
+    assert (rank_exit, summary["exportStep"]) == (RankExit.TRAINED, 2)
+    assert json.loads((directory.export / "model.json").read_text()) == ["first", 2]
+
+
 def test_a_group_after_a_lost_export_gets_sigterm_at_a_notice(directory: JobDirectory) -> None:
     """The model of the first group is no checkpoint after which the program could leave."""
     run_generation(directory, reporting_job(2, saveAt=1), world_size=1)

@@ -223,6 +223,8 @@ class _CommandRank:
             name = chosen.name
         elif files_of(output, FIELD):
             name = self._commit(output, max(step, chosen.name.step if chosen is not None else 1))
+        elif chosen is not None and chosen.manifest.is_output:  # of an earlier group, whose export was lost
+            name = chosen.name
         else:
             raise JobError(
                 f"{FIELD} ended with exit status 0 and has left no model: write it to the folder SPOTUNE_OUTPUT_DIR, "
