@@ -146,7 +146,7 @@ def _kernel(event: Mapping[str, Any], operator: Mapping[str, Any], mark: str) ->
         group = mark or next((group for sign, group in _GROUPS if re.search(sign, name, re.IGNORECASE)), name[:60])
         types = arguments.get("Input type", [])
         sizes = zip(shapes, types, strict=False)
-        moved = moved or float(sum(math.prod(shape) * _BYTES.get(kind, 0) for shape, kind in sizes if shape))
+        moved = moved or float(sum(math.prod(shape) * _BYTES.get(kind, 0) for shape, kind in sizes if _is_tensor(shape)))
     return Kernel(name, group, float(event["ts"]), float(event["dur"]), flops, moved)
 
 

@@ -110,7 +110,7 @@ class LongRowsWorker(MeasuredWorker):
         """Set up as any worker does, with another meter."""
         super().set_up()
         meter = self.context.mfu_meter
-        object.__setattr__(self.context, "mfu_meter", DocumentMeter(meter._shape, meter._peak_flops))
+        self.loop.mfu_meter = DocumentMeter(meter._shape, meter._peak_flops)
 
     def propose_flags(self, step: int) -> Flags:
         """Reset the peak of memory after the warm-up; stop after the last measured step."""

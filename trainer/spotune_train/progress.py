@@ -19,16 +19,19 @@ def report(step: int, loss: Any = None, *, total_steps: int | None = None, **met
         metrics: more numbers by name; those of rank 0 become curves.
 
     Raises:
-        JobError: the step is not later than the last one, or other workers report another one.
+        JobError: the step is not later than the last one, or other workers report another one. If steps are short, a
+            later call raises the latter.
     """
     reported = metrics if loss is None else {"loss": loss, **metrics}
-    session("report").report(reported, step=step, total_steps=total_steps)
+    session("report").report(reported, step=step, total_steps=total_steps, may_save=False)
 
 
 def notice() -> float | None:
-    """Seconds until the worker group has to leave, as of the last report, the same on all workers.
+    """Seconds until the worker group has to leave, the same on all workers.
 
-    None without a notice, and infinite without a deadline. The group leaves after its next checkpoint, so save one.
+    As of the last report. Reports of steps that take less than half a second do not wait for the other workers, so it
+    may then be older by a quarter of a second, or by a report. None without a notice, and infinite without a deadline.
+    The group leaves after its next checkpoint, so save one.
     """
     return session("notice").seconds_left
 

@@ -202,7 +202,10 @@ def _training_by_progress(context: ReconcileContext) -> Finding:
         case Freshness.DRIVER_SILENT if problem:
             return Finding("Training", "Unknown", "NotWritten", problem)
         case Freshness.DRIVER_SILENT:
-            return Finding("Training", "False", "Recovering", "the driver is silent; the supervisor starts another one")
+            supervisor = context.progress.supervisor
+            why = supervisor.message if supervisor.state == "waiting" else ""
+            message = why or "the driver is silent; the supervisor starts another one"
+            return Finding("Training", "False", "Recovering", message)
         case Freshness.RANKS_SILENT:
             return Finding("Training", "Unknown", "NoSignOfLife", "the workers send no heartbeat; one may be lost")
     if phase in ACTIVE_PHASES:

@@ -105,7 +105,7 @@ class ServiceReconciler:
         if not await self._status.write(service, previous, decision.status):
             return None
         await self._execute(key, decision, observed)
-        if self._refused.get(key, {}) != observed.refused:
+        if self._refused.get(key, {}).keys() != observed.refused.keys():  # messages may differ each time
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
         return decision.requeue_after
 

@@ -239,6 +239,16 @@ def test_refused_child_is_reported_and_applied_again(bench: Bench) -> None:
     assert bench.condition("Stalled")["status"] == "False"
 
 
+def test_a_refusal_whose_message_differs_each_time_is_tried_again_later(bench: Bench) -> None:
+    bench.kube.refuses["Service"] = "request 1 timed out"
+    assert bench.reconcile() == 0.0
+    bench.kube.refuses["Service"] = "request 2 timed out"
+    assert bench.reconcile() == SETTINGS.refused_seconds
+    bench.kube.refuses["Service"] = "request 3 timed out"
+    assert bench.reconcile() == SETTINGS.refused_seconds
+    assert bench.condition("Stalled")["message"].endswith("request 2 timed out")
+
+
 @pytest.mark.parametrize(("exported", "step"), [(None, 9), (6, 6)])
 def test_the_version_has_the_step_of_the_exported_weights(exported: int | None, step: int, bench: Bench) -> None:
     """The best checkpoint may be older than the last step."""

@@ -123,6 +123,33 @@ def test_a_refusal_is_shown_and_tried_again() -> None:
     assert "exceeded quota" in stalled_message(server)
 
 
+def test_a_refused_change_of_a_trial_holds_up_no_other_one() -> None:
+    scenario = SweepScenario()
+    scenario.reconcile()
+    changed: list[str] = []
+
+    def server_has(server: ApiServer) -> None:
+        server.objects["finetunesweeps"][0]["spec"]["suspend"] = True
+        for job in scenario.jobs.values():
+            metadata = {"resourceVersion": "5", "generation": 1, "creationTimestamp": "2026-01-01T00:00:00Z"}
+            server.objects.setdefault("finetunejobs", []).append({**job, "metadata": {**job["metadata"], **metadata}})
+        server.instead["PATCH finetunejobs"] = patch_job
+
+    async def patch_job(request: web.Request) -> web.StreamResponse:
+        name = request.path.rpartition("/finetunejobs/")[2].partition("/")[0]
+        body = await request.json()
+        if name == "t5-search-0" and "suspend" in body.get("spec", {}):
+            return web.json_response({"message": "denied by a webhook", "code": 403}, status=403)
+        if "suspend" in body.get("spec", {}):
+            changed.append(name)
+        return web.json_response(scenario.jobs[name] | {"status": body.get("status", {})})
+
+    server = run_operator(server_has, lambda server: bool(changed) and bool(stalled_message(server)))
+    assert set(changed) == {"t5-search-1"}
+    assert "the API server rejected the FinetuneJob t5-search-0" in stalled_message(server)
+    assert "denied by a webhook" in stalled_message(server)
+
+
 def test_a_sweep_of_an_invalid_spec_says_so_and_creates_nothing() -> None:
     """The API server cannot apply the parameters to the template, so such a sweep may exist."""
 

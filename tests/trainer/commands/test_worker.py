@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from spotune.errors import JobError
+from spotune.job import FinetuneJob
 from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_steps
@@ -21,7 +23,9 @@ from spotune_trainer.commands.locate import missing_user_code
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.training.failures import ProgramError, classify, describe
-from spotune_trainer.training.task import RankExit
+from spotune_trainer.training.task import RankExit, RankResult
+from spotune_trainer.worker_group.rank_process import has_hung
+from spotune_trainer.worker_group.result import Failed, classify_exit
 from tests import ROOT
 from tests.trainer.training_functions.ranks import command_job, run_disturbed, run_generation, wait_for_commit
 from tests.trainer.training_functions.test_worker import content_of
@@ -163,6 +167,91 @@ def test_a_plain_program_gets_sigterm_at_a_notice_and_goes_on_from_its_own_check
     assert f"starts after {len(saved)} steps" in log_of(directory, task.generation)
     assert json.loads((directory.export / "steps.json").read_text()) == list(range(1, 61))
     assert summary["exportSha256"]
+
+
+def test_a_program_that_ends_because_that_of_another_node_has_left_at_a_notice_has_not_failed(
+    directory: JobDirectory, tmp_path: Path
+) -> None:
+    """The program of the first node loses its peer and fails before its rank has read the notice."""
+    write_notice(tmp_path / "notice.json", seconds=60.0, reason="a spot notice", leave=True)
+    notice = directory.generation_logs(1).agent_notice
+    fails = f"python -c \"import os; os.rename('{tmp_path}/notice.json', '{notice}'); os._exit(1)\""
+    job = command_job("bash", "-c", f"[ $NODE_RANK = 0 ] && exec {fails}; exec sleep 300", code=PROGRAMS)
+    _, results = run_generation(directory, job, nodes=2)
+    assert results == [(RankExit.YIELDED, {}), (RankExit.YIELDED, {})]
+
+
+def reporting_job(steps: int, **config: Any) -> FinetuneJob:
+    return command_job("python", "reporting_program.py", code=PROGRAMS, config={"steps": steps, **config})
+
+
+def test_a_program_that_only_reports_gets_sigterm_at_a_notice(directory: JobDirectory) -> None:
+    def notify() -> None:
+        wait_until(lambda: len(list(files.read_lines(directory.generation_logs(1).steps))) >= 3)
+        write_notice(directory.generation_logs(1).notice, seconds=30, reason="spot notice", leave=True)
+
+    _, results = run_disturbed(directory, reporting_job(600, seconds=0.1), notify, world_size=1)
+    assert results == [(RankExit.YIELDED, {})]
+    saved = json.loads((directory.command_checkpoints / "step.json").read_text())
+    assert 3 <= saved < 600
+
+
+@pytest.mark.parametrize(("saves", "model"), [(False, "model.json"), (True, "state.pt")])
+def test_a_group_after_a_lost_export_repeats_the_steps_since_the_checkpoint_of_the_program(
+    directory: JobDirectory, saves: bool, model: str
+) -> None:
+    run_generation(directory, reporting_job(6, saveAt=4, name="first", saves=saves), world_size=1)
+    shutil.rmtree(directory.export)  # as if the node had been lost before the model was copied
+    task, [(rank_exit, summary)] = run_generation(directory, reporting_job(6, name="second", saves=saves), world_size=1)
+    assert task.restore == "step-00000006.gen-1"
+    assert "starts after step 4" in log_of(directory, task.generation)
+    assert (rank_exit, summary["steps"], summary["exportStep"]) == (RankExit.TRAINED, 6, 6)
+    assert [path.name for path in directory.export.iterdir()] == [model]
+    assert saves or json.loads((directory.export / model).read_text()) == ["second", 6]
+    assert [line["step"] for line in surviving_steps(directory)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_program_that_has_nothing_to_do_after_a_lost_export_keeps_its_model(directory: JobDirectory) -> None:
+    run_generation(directory, reporting_job(2, saveAt=2, name="first"), world_size=1)
+    shutil.rmtree(directory.export)
+    _, [(rank_exit, summary)] = run_generation(directory, reporting_job(2, isTrained=True), world_size=1)
+    assert (rank_exit, summary["exportStep"]) == (RankExit.TRAINED, 2)
+    assert json.loads((directory.export / "model.json").read_text()) == ["first", 2]
+
+
+def test_a_group_after_a_lost_export_gets_sigterm_at_a_notice(directory: JobDirectory) -> None:
+    """The model of the first group is no checkpoint after which the program could leave."""
+    run_generation(directory, reporting_job(2, saveAt=1), world_size=1)
+
+    def notify() -> None:
+        wait_until(lambda: list(files.read_lines(directory.generation_logs(2).steps)))
+        write_notice(directory.generation_logs(2).notice, seconds=30, reason="spot notice", leave=True)
+
+    _, results = run_disturbed(directory, reporting_job(600, seconds=0.1), notify, world_size=1)
+    assert results == [(RankExit.YIELDED, {})]
+
+
+def test_steps_that_do_not_ascend_are_an_error_of_the_command(directory: JobDirectory) -> None:
+    _, [error] = run_generation(directory, reporting_job(6, repeatAt=3), world_size=1)
+    assert classify(error) is FailureCause.APP_ERROR
+    assert "training.command reported step 3 after step 3: report each step once" in str(error)
+
+
+def test_a_program_that_reports_and_hangs_after_its_last_step_is_ended_with_its_stacks(directory: JobDirectory) -> None:
+    """Output does not show that a program makes progress once it reports."""
+    prints = "(while sleep 0.2; do echo .; done) & exec python reporting_program.py"
+    config = {"steps": 2, "hangAt": 2}
+    job = command_job("bash", "-c", prints, code=PROGRAMS, config=config, retry={"hangTimeout": "3s"})
+    task, [error] = run_generation(directory, job, world_size=1)
+    assert [line["step"] for line in files.read_lines(task.logs.steps)] == [1, 2]
+    result = classify_exit(
+        task.logs, [RankResult(0, 1, hung=has_hung(task.logs, 0), failure=describe(0, error))], {}, ""
+    )
+    assert isinstance(result, Failed)
+    assert result.cause is FailureCause.HANG
+    assert "rank 0 made no progress within retry.hangTimeout; stacks are in" in result.message
+    assert "reporting_program.py" in task.logs.stacks(0).read_text()
+    assert programs_of(directory) == []
 
 
 def test_an_error_of_the_program_is_named(directory: JobDirectory) -> None:

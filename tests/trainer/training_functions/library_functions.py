@@ -157,6 +157,13 @@ def leaves_at_a_notice(config: dict[str, Any]) -> None:
             spotune_train.checkpoint.save(step, {"step": step})
 
 
+def hangs_after_the_last_step(config: dict[str, Any]) -> None:
+    for step in (1, 2):
+        spotune_train.report(step)
+    spotune_train.checkpoint.save(2, {"step": 2}, wait=True)
+    time.sleep(600.0)
+
+
 def trains_by_transformers(config: dict[str, Any]) -> None:
     """Hugging Face's Trainer with a tiny BERT and made rows."""
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed

@@ -106,12 +106,13 @@ def run_disturbed(
     job: FinetuneJob,
     disturb: Callable[[], None],
     world_size: int = 2,
+    nodes: int = 1,
     homes: Sequence[JobDirectory] = (),
 ) -> tuple[WorkerTask, list[Any]]:
     """As `run_generation`, while `disturb` runs in a thread."""
     thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
-    found = run_generation(directory, job, world_size, homes=homes)
+    found = run_generation(directory, job, world_size, nodes, homes=homes)
     thread.join(_SECONDS)
     assert not thread.is_alive(), f"it was not disturbed: {found}"
     return found

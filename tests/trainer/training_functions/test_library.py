@@ -12,11 +12,14 @@ import torch
 import spotune_train
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
+from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
-from spotune_trainer.training.task import RankExit
+from spotune_trainer.training.task import RankExit, RankResult
+from spotune_trainer.worker_group.rank_process import has_hung
+from spotune_trainer.worker_group.result import Failed, classify_exit
 from tests.trainer.support.runs import write_shards
 from tests.trainer.training_functions.ranks import function_job, run_disturbed, run_generation, run_superseded
 from tests.trainer.training_functions.test_worker import content_of
@@ -153,6 +156,16 @@ def test_a_function_that_saves_at_a_notice_loses_nothing(directory: JobDirectory
     checkpoint = choose_checkpoint(directory).checkpoint
     assert checkpoint is not None
     assert list(files.read_lines(task.logs.steps))[-1]["step"] == checkpoint.name.step
+
+
+def test_a_function_that_hangs_after_its_last_step_is_ended_with_its_stacks(directory: JobDirectory) -> None:
+    job = function_job("hangs_after_the_last_step", {}, "library_functions", retry={"hangTimeout": "3s"})
+    task, [status] = run_generation(directory, job, world_size=1)
+    assert [line["step"] for line in files.read_lines(task.logs.steps)] == [1, 2]
+    result = classify_exit(task.logs, [RankResult(0, status, hung=has_hung(task.logs, 0))], {}, "")
+    assert isinstance(result, Failed)
+    assert result.cause is FailureCause.HANG
+    assert "in hangs_after_the_last_step" in task.logs.stacks(0).read_text()
 
 
 def test_transformers_trainer_continues_exactly(directory: JobDirectory, tmp_path: Path) -> None:

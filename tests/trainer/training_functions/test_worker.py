@@ -91,6 +91,16 @@ def test_another_number_of_workers_continues(directory: JobDirectory) -> None:
     assert json.loads((directory.export / "state.json").read_text())["total"] == 3 * (1 + 2 + 3 + 4) + 5 + 6
 
 
+def test_a_notice_that_the_agent_of_another_node_has_seen_first_ends_the_group(directory: JobDirectory) -> None:
+    def notice_later() -> None:
+        wait_for_commit(directory)
+        write_notice(directory.generation_logs(1).agent_notice, seconds=60.0, reason="a spot notice", leave=True)
+
+    job = function_job("adds_up", {"steps": 100_000, "every": 100})
+    _, results = run_disturbed(directory, job, notice_later, nodes=2)
+    assert [result[0] for result in results] == [RankExit.YIELDED] * 2
+
+
 @pytest.mark.parametrize(("stop", "expected"), [(True, RankExit.STOPPED), (False, RankExit.YIELDED)])
 def test_a_notice_ends_the_group_after_its_next_checkpoint(
     directory: JobDirectory, stop: bool, expected: RankExit
@@ -137,7 +147,7 @@ def test_what_is_wrong_is_named(directory: JobDirectory, function: str, error: t
     ("function", "message"),
     [
         ("returns_early_on_rank_1", "all ranks have to report and save the same steps"),
-        ("saves_a_forbidden_name_on_rank_1", "reported a file manifest.json, a name that checkpoints use: rename it"),
+        ("saves_a_forbidden_name_on_rank_1", "saved a file manifest.json, a name that checkpoints use: rename it"),
     ],
 )
 def test_an_error_of_one_rank_ends_all(directory: JobDirectory, function: str, message: str) -> None:

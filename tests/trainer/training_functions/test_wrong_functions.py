@@ -1,4 +1,4 @@
-"""What is wrong in a training function, from the ranks to the sentence that a user reads in the job's conditions."""
+"""What is wrong in code of the user, from the ranks to the sentence that a user reads in the job's conditions."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from typing import Any
 
 import pytest
 
+from spotune.custom_resource import Condition
 from spotune.errors import JobError, SupersededError
+from spotune.job import FinetuneJob
 from spotune_trainer.driver.driver import Driver
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.failures import describe
 from spotune_trainer.training.task import RankResult, WorkerTask
 from spotune_trainer.worker_group.result import Failed, GroupResult, Superseded, classify_exit
 from tests.operator.support.scenarios import training_scenario
+from tests.trainer.supervisor.test_daemon import Container
 from tests.trainer.support.drivers import events, status
 from tests.trainer.support.simulated_cluster import ScriptedGroup, SimulatedCluster
-from tests.trainer.training_functions.ranks import function_job, run_generation, run_superseded
+from tests.trainer.training_functions.ranks import FOLDER, command_job, function_job, run_generation, run_superseded
 
 pytestmark = pytest.mark.slow
 
@@ -38,6 +41,12 @@ TWICE = (
     "checkpoint's step"
 )
 BACKWARDS = "training.function reported step 2 after step 3: report each step once, in ascending order, and continue"
+NO_PROGRAM = "training.command: there is no program torchrnu on the path: correct the name, or set training.code to the"
+NO_SCRIPT = "training.command: there is no script missing.py in "
+NO_OUTPUT = (
+    "training.command ended with exit status 0 and has left no model: write it to the folder SPOTUNE_OUTPUT_DIR, or "
+    "call spotune_train.checkpoint.save"
+)
 SAVED_BACKWARDS = "training.function saved step 2 after step 3: save the state of the last step"
 
 
@@ -68,10 +77,25 @@ def test_what_is_wrong_is_the_message_of_the_failed_condition(
 ) -> None:
     module, _, name = function.partition(":")
     job = function_job(name, config, module=module, retry={"appFailureLimit": 2})
-    task, errors = run_generation(directory, job)
+    assert failed_condition(directory, job).message.startswith(BEFORE + expected)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [(("torchrnu", "train.py"), NO_PROGRAM), (("python", "missing.py"), NO_SCRIPT), (("true",), NO_OUTPUT)],
+)
+def test_what_is_wrong_with_a_command_is_the_message_of_the_failed_condition(
+    directory: JobDirectory, command: tuple[str, ...], expected: str
+) -> None:
+    job = command_job(*command, code=FOLDER, retry={"appFailureLimit": 2})
+    assert failed_condition(directory, job, world_size=1).message.startswith(BEFORE + expected)
+
+
+def failed_condition(directory: JobDirectory, job: FinetuneJob, world_size: int = 2) -> Condition:
+    """The condition `Failed` of a job whose code is wrong, from the errors of its ranks on."""
+    task, errors = run_generation(directory, job, world_size)
     result = result_of(task, errors)
     assert isinstance(result, Failed)
-
     cluster = SimulatedCluster([ScriptedGroup(result)] * 2)
     driver = Driver(directory, job, 1, cluster.dependencies())
     with pytest.raises(JobError) as failed:
@@ -86,10 +110,11 @@ def test_what_is_wrong_is_the_message_of_the_failed_condition(
     scenario.decide()
     condition = scenario.condition("Failed")
     assert (condition.status, condition.reason) == ("True", "JobError")
-    assert condition.message.startswith(BEFORE + expected)
+    return condition
 
 
-def test_a_function_that_saves_for_two_groups_is_told_which_one_counts(directory: JobDirectory) -> None:
+def test_a_group_that_saves_after_a_later_one_has_started_is_named_in_the_status(directory: JobDirectory) -> None:
+    """The job has not failed: the later group trains, and this supervisor waits until that one is silent."""
     job = function_job("saves_until_superseded", {}, module="library_functions")
     errors = run_superseded(directory, job)
     task = WorkerTask(str(directory.root), 1, None, {}, {})
@@ -100,3 +125,16 @@ def test_a_function_that_saves_for_two_groups_is_told_which_one_counts(directory
     driver = Driver(directory, job, 1, SimulatedCluster([ScriptedGroup(result)]).dependencies())
     with pytest.raises(SupersededError, match=message):
         driver.run()
+
+    shown: list[dict[str, Any]] = []
+    container = Container(directory, SupersededError(status(directory)["message"]))
+    container.while_sleeping = lambda: shown.append(container.shown())
+    container.run()
+    assert shown[0]["state"] == "waiting"
+    scenario = training_scenario()
+    scenario.supervisor_reports("Training", shown[0]["state"], why=shown[0]["message"], ageSeconds=45.0)
+    scenario.decide()
+    training, ready = scenario.condition("Training"), scenario.condition("Ready")
+    assert (training.status, training.reason, ready.status) == ("False", "Recovering", "False")
+    assert training.message == ready.message == f"{message}: waiting until it has been silent for 180 s"
+    assert not scenario.is_true("Failed")

@@ -164,7 +164,7 @@ def surviving_steps(directory: JobDirectory) -> list[dict[str, Any]]:
     """The step records that led to the newest generation's state: ordered by step, each step once.
 
     Follows the chain of restored checkpoints back from the newest generation. Of an older generation, only the steps
-    up to the checkpoint that its successor restored count.
+    up to the checkpoint that its successor restored count, and none that the successor has done again.
     """
     return steps_after(directory, 0)
 
@@ -177,9 +177,10 @@ def steps_after(directory: JobDirectory, after: int) -> list[dict[str, Any]]:
     last: int | None = None  # of the current generation that counts; None: all of them
     while current is not None and (last is None or last > after):
         logs = directory.generation_logs(current.number)
-        steps = (line for line in files.read_lines(logs.steps) if last is None or line["step"] <= last)
+        steps = [line for line in files.read_lines(logs.steps) if last is None or line["step"] <= last]
         records[:0] = [line for line in steps if line["step"] > after]
-        last = current.first_step
+        # A program with checkpoints of its own may begin before the one that its generation started from.
+        last = min([current.first_step, *(line["step"] - 1 for line in steps)])
         current = by_number.get(current.restored.generation) if current.restored else None
     return records
 

@@ -76,6 +76,7 @@ class Manifest:
         loss_scale: state of the float16 loss scaling; None in other precisions.
         evaluations: all evaluations before the commit, by step.
         optimizer_scalars: numbers that the optimizer keeps for all parameters together, besides its step count.
+        is_output: whether it is the model of a program that has checkpoints of its own.
     """
 
     step: int
@@ -92,15 +93,16 @@ class Manifest:
     loss_scale: dict[str, int | float] | None = None
     evaluations: tuple[Evaluation, ...] = ()
     optimizer_scalars: dict[str, float] = field(default_factory=dict)
+    is_output: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, with the format's version.
 
-        Earlier versions can read it if it has neither evaluations nor scalars of the optimizer.
+        Earlier versions can read it if it has neither evaluations nor scalars of the optimizer, and is no output.
         """
         fields = {to_camel(name): value for name, value in asdict(self).items()}
         fields["evaluations"] = [each.to_json() for each in self.evaluations]
-        added_later = ("evaluations", "optimizerScalars")
+        added_later = ("evaluations", "optimizerScalars", "isOutput")
         return {"format": FORMAT} | {name: value for name, value in fields.items() if value or name not in added_later}
 
     @classmethod

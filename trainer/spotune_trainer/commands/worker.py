@@ -200,8 +200,10 @@ class _CommandRank:
 
     def _leaves_by_itself(self) -> bool:
         """Whether the program leaves after its next checkpoint: it saves with `spotune_train`."""
-        has_saved = self.task.restore is not None or choose_checkpoint(self.task.job_directory).checkpoint is not None
-        return self._is_joined and has_saved
+        checkpoint = choose_checkpoint(self.task.job_directory).checkpoint
+        if checkpoint is None:  # with a bucket, a node learns of those of others at its next start
+            return self._is_joined and self.task.restore is not None
+        return self._is_joined and not checkpoint.manifest.is_output
 
     def _exit_of_group(self, status: int) -> RankExit | None:
         """Why the command has left before its end; None if it has not."""
@@ -250,12 +252,15 @@ class _CommandRank:
         else:
             if self._bucket is not None:
                 pull_outputs(self._bucket, output, task.generation, self.place.nodes, self.reporter.heartbeat)
-            if not files_of(output):
+            if files_of(output, FIELD):
+                name = self._commit(output, max(step, chosen.name.step if chosen is not None else 1))
+            elif chosen is not None and chosen.manifest.is_output:  # of an earlier group, whose export was lost
+                name = chosen.name
+            else:
                 raise JobError(
                     f"{FIELD} ended with exit status 0 and has left no model: write it to the folder "
                     "SPOTUNE_OUTPUT_DIR, or call spotune_train.checkpoint.save"
                 )
-            name = self._commit(output, max(step, 1))
         with self.reporter.stopwatch.measure(Part.EVALUATION):
             return export_model(task, name, max(step, name.step), self.reporter)
 
@@ -264,4 +269,4 @@ class _CommandRank:
         alone = Ranks(0, 1, None, self.reporter.heartbeat)
         checkpoints = folder_checkpoints(self.task, self.job, self.reporter, alone)
         with checkpoints.heartbeats():
-            return checkpoints.commit(step, output, self.reporter.sync).name
+            return checkpoints.commit(step, output, self.reporter.sync, is_output=True).name

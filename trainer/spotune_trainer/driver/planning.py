@@ -104,7 +104,7 @@ def _plan_of_user_code(job: FinetuneJob, directory: JobDirectory, checkpoint: Ch
         function=job.spec.training.function,
         command=shlex.join(job.spec.training.command),
         code=code,
-        reason=f"training.{'function' if job.spec.training.function else 'command'} decides how it trains",
+        reason=f"{job.spec.training.user_code_field} decides how it trains",
         data={},
         requested=requested(job.spec.execution),
         libraries=library_versions(),

@@ -16,6 +16,9 @@ from spotune_trainer import files
 
 logger = logging.getLogger("spotune.worker")
 
+_BATCH_SECONDS = 0.1
+"""Lines are collected for so long: a thread that wakes for each step takes the interpreter from training."""
+
 
 class BackgroundWriter:
     """Appends lines to files in their order, and replaces one file by its newest content. Runs from `start` to `close`.
@@ -29,7 +32,7 @@ class BackgroundWriter:
         self._lines_requested = self._lines_written = 0
         self._newest: tuple[Path, dict[str, Any]] | None = None
         self._requested = self._attempted = 0
-        self._is_closing = False
+        self._is_closing = self._is_idle = self._is_urgent = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
@@ -38,22 +41,22 @@ class BackgroundWriter:
         self._thread.start()
 
     def append(self, path: Path, record: dict[str, Any]) -> None:
-        """Append a JSON line to a file, after all lines requested before."""
+        """Append a JSON line to a file, after all lines requested before; it is written within a tenth of a second."""
         with self._changed:
             self._lines.append((path, record))
             self._lines_requested += 1
-            self._request()
+            self._request(is_urgent=False)
 
     def replace(self, path: Path, value: dict[str, Any]) -> None:
         """Replace a file by JSON, without fsync. Skipped if the volume refuses it or a newer value follows first."""
         with self._changed:
             self._newest = path, value
-            self._request()
+            self._request(is_urgent=True)
 
     def flush(self) -> bool:
         """Wait until every earlier request has been attempted; returns whether all lines are written."""
         with self._changed:
-            self._request()
+            self._request(is_urgent=True)
             requested, lines = self._requested, self._lines_requested
             self._changed.wait_for(lambda: self._attempted >= requested or self._error is not None)
             self._raise_error()
@@ -69,10 +72,12 @@ class BackgroundWriter:
                 self._changed.notify_all()
             self._thread.join()
 
-    def _request(self) -> None:
+    def _request(self, *, is_urgent: bool) -> None:
         self._raise_error()
         self._requested += 1
-        self._changed.notify_all()
+        self._is_urgent |= is_urgent
+        if self._is_idle or is_urgent:
+            self._changed.notify_all()
 
     def _raise_error(self) -> None:
         """Raise an error of the thread: errors of the volume are retried, so this one is a bug of the caller."""
@@ -83,9 +88,13 @@ class BackgroundWriter:
         try:
             while True:
                 with self._changed:
+                    self._is_idle = True
                     self._changed.wait_for(lambda: self._requested > self._attempted or self._is_closing)
+                    self._is_idle = False
+                    self._changed.wait_for(lambda: self._is_urgent or self._is_closing, _BATCH_SECONDS)
                     if self._is_closing:
                         return
+                    self._is_urgent = False
                     requested, lines = self._requested, self._lines_requested
                     newest, self._newest = self._newest, None
                 self._write_lines(lines)

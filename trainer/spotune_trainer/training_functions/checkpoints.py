@@ -59,6 +59,7 @@ class FolderCheckpoints:
     Args:
         directory: of the job.
         generation: of the worker group.
+        field: of the job that names the code, for messages.
         fingerprint: of the job, for manifests.
         plan_version: of the plan in force, for manifests.
         keep: which checkpoints stay.
@@ -71,6 +72,7 @@ class FolderCheckpoints:
         self,
         directory: JobDirectory,
         generation: int,
+        field: str,
         fingerprint: str,
         plan_version: int,
         keep: CheckpointSpec,
@@ -80,6 +82,7 @@ class FolderCheckpoints:
     ) -> None:
         self._directory = directory
         self._generation = generation
+        self._field = field
         self._fingerprint = fingerprint
         self._plan_version = plan_version
         self._keep = keep
@@ -132,13 +135,21 @@ class FolderCheckpoints:
                 self._verify(name, slice(None))
             self._whole = name
 
-    def commit(self, step: int, folder: Path | None, before_manifest: Callable[[], None]) -> Checkpoint:
+    def is_output(self, name: CheckpointName) -> bool:
+        """Whether a checkpoint is the model of a program, with which training does not continue."""
+        found = open_checkpoint(self._directory.checkpoints / str(name))
+        return isinstance(found, Checkpoint) and found.manifest.is_output
+
+    def commit(
+        self, step: int, folder: Path | None, before_manifest: Callable[[], None], *, is_output: bool = False
+    ) -> Checkpoint:
         """Commit the files that the ranks hand over. On return, the checkpoint is durable.
 
         Args:
             step: number of steps done.
             folder: of this rank's files; None: it has none.
             before_manifest: called on rank 0 once the files of all ranks are durable.
+            is_output: whether the files are the model of a program, which has checkpoints of its own.
 
         Raises:
             JobError: no rank has a file, or a file has a name that a manifest cannot have.
@@ -151,9 +162,9 @@ class FolderCheckpoints:
             return self._copy(folder, target, mine) if folder is not None else []
 
         def publish() -> Manifest | None:
-            return self._publish(name, target, entries, before_manifest) if ranks.rank == 0 else None
+            return self._publish(name, target, entries, before_manifest, is_output) if ranks.rank == 0 else None
 
-        names = ranks.gather_results(lambda: files_of(folder) if folder is not None else [])
+        names = ranks.gather_results(lambda: files_of(folder, self._field) if folder is not None else [])
         mine = sorted(set(names[ranks.rank]).difference(*names[: ranks.rank]))
         entries = [entry for of_rank in ranks.gather_results(copy) for entry in of_rank]
         manifest, *_ = ranks.gather_results(lambda: self._until_stored(publish))
@@ -186,11 +197,16 @@ class FolderCheckpoints:
                 return done
 
     def _publish(
-        self, name: CheckpointName, target: Path, entries: Sequence[FileEntry], before_manifest: Callable[[], None]
+        self,
+        name: CheckpointName,
+        target: Path,
+        entries: Sequence[FileEntry],
+        before_manifest: Callable[[], None],
+        is_output: bool,
     ) -> Manifest:
         """Write the manifest, and delete what the checkpoint replaces."""
         if not entries:
-            raise JobError("training.function reported a checkpoint without files: save to its folder first")
+            raise JobError(f"{self._field} saved a checkpoint without files: write to its folder first")
         before_manifest()
         raise_if_superseded(self._directory, self._generation)
         manifest = Manifest(
@@ -204,6 +220,7 @@ class FolderCheckpoints:
             time=time.time(),
             files=tuple(entries),
             parameters={},
+            is_output=is_output,
         )
         if self._bucket is not None:
             manifest = Manifest.from_json(put_manifest(self._bucket, target, manifest.to_json))
@@ -264,8 +281,16 @@ class FolderCheckpoints:
         return folder
 
 
-def files_of(folder: Path) -> list[str]:
-    """Sorted names of all files in a folder, relative to it. Links are followed."""
+def files_of(folder: Path, field: str) -> list[str]:
+    """Sorted names of all files in a folder, relative to it. Links are followed.
+
+    Args:
+        folder: that the code of the user has written.
+        field: of the job that names the code, for the error.
+
+    Raises:
+        JobError: a file has the name of manifests.
+    """
     names = [
         str((Path(parent) / name).relative_to(folder))
         for parent, _, found in os.walk(folder, followlinks=True)
@@ -273,5 +298,5 @@ def files_of(folder: Path) -> list[str]:
     ]
     for name in (MANIFEST, BUCKET_FILES):
         if name in names:
-            raise JobError(f"training.function reported a file {name}, a name that checkpoints use: rename it")
+            raise JobError(f"{field} saved a file {name}, a name that checkpoints use: rename it")
     return sorted(names)

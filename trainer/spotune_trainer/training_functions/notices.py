@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from spotune_trainer import files
 from spotune_trainer.bucket.link import link_of
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
+
+_POLL_SECONDS = 0.5
+
+
+class NoticeReader:
+    """Reads notices at most twice a second.
+
+    Args:
+        notices: the files.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, notices: Sequence[Path], clock: Callable[[], float]) -> None:
+        self._notices = notices
+        self._clock = clock
+        self._last_poll = float("-inf")
+        self._found: tuple[RankExit | None, float | None] = None, None
+
+    def read(self) -> tuple[RankExit | None, float | None]:
+        """What `read_notices` returns, or has returned within the last half second."""
+        now = self._clock()
+        if now - self._last_poll >= _POLL_SECONDS:
+            self._last_poll, self._found = now, read_notices(self._notices)
+        return self._found
 
 
 def notices_of(task: WorkerTask) -> tuple[Path, ...]:

@@ -46,13 +46,23 @@ def open_session(
     )
     checkpoints = folder_checkpoints(task, job, reporter, of_commits)
     restored = None
-    if task.restore is not None:
-        name = CheckpointName.parse(task.restore)
+    name = CheckpointName.parse(task.restore) if task.restore is not None else None
+    if name is not None and not checkpoints.is_output(name):  # nothing continues from the model of a program
         with reporter.stopwatch.measure(Part.RESTORE):
             restored = name, checkpoints.restore(name)
         reporter.record_event("restored", step=name.step, checkpoint=str(name))
         reporter.record_startup("restore")
-    return Session(task.generation, restored, checkpoints, ranks, reporter, notices_read_by(task, place), leave=leave)
+    return Session(
+        task.generation,
+        restored,
+        checkpoints,
+        ranks,
+        reporter,
+        notices_read_by(task, place),
+        field=job.spec.training.user_code_field,
+        may_repeat=bool(job.spec.training.command),
+        leave=leave,
+    )
 
 
 def folder_checkpoints(
@@ -71,6 +81,7 @@ def folder_checkpoints(
     return FolderCheckpoints(
         task.job_directory,
         task.generation,
+        job.spec.training.user_code_field,
         plan.fingerprint,
         plan.version,
         job.spec.checkpoint,

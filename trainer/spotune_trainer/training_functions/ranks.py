@@ -17,6 +17,26 @@ _BEAT_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
+class Maxima:
+    """The largest values of all ranks, which are exchanged in the background.
+
+    Attributes:
+        values: fp64 ``[values]``; complete after `work`.
+        work: of the exchange; None if there is one rank.
+    """
+
+    values: torch.Tensor
+    work: Any
+
+    def wait(self) -> list[float]:
+        """The values, once all ranks have given theirs."""
+        if self.work is not None:
+            self.work.wait()
+        found: list[float] = self.values.tolist()
+        return found
+
+
+@dataclass(frozen=True)
 class Ranks:
     """The ranks of a worker group, which exchange small objects on the host.
 
@@ -45,12 +65,12 @@ class Ranks:
             distributed.all_gather_object(found, value, group=self.group)
         return found
 
-    def maxima(self, values: Sequence[float]) -> list[float]:
-        """The largest value of all ranks at each position. All ranks call it together."""
-        largest = torch.tensor(values, dtype=torch.float64)
+    def begin_maxima(self, values: Sequence[float]) -> Maxima:
+        """Begin to find the largest value of all ranks at each position. All ranks call it together."""
+        largest, work = torch.tensor(values, dtype=torch.float64), None
         if self.world_size > 1:
-            distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=self.group)
-        return [float(value) for value in largest]
+            work = distributed.all_reduce(largest, op=distributed.ReduceOp.MAX, group=self.group, async_op=True)
+        return Maxima(largest, work)
 
     def gather_results(self, compute: Callable[[], T]) -> list[T]:
         """What `compute` returns on each rank. All ranks call it together.

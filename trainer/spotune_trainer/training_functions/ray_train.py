@@ -78,7 +78,8 @@ class SessionUtils(LocalTrainFnUtils):
                 raise JobError(
                     f"training.function calls ray.train.report with {option}, which is not supported: omit it"
                 )
-        super().report(dict(metrics), checkpoint)
+        # Not by Ray's own method, which logs each report.
+        self._last_metrics, self._last_checkpoint = dict(metrics), checkpoint  # type: ignore[assignment]
         if checkpoint is None:
             self._session.report(metrics)
             return

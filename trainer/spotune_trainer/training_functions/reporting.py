@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 from spotune.job import FinetuneJob
 from spotune_trainer.bucket.generation_logs import GenerationLogUpload
@@ -51,3 +53,13 @@ def _log_upload(task: WorkerTask, rank: int) -> GenerationLogUpload | None:
         return None
     make = GenerationLogUpload.of_command if task.has_command else GenerationLogUpload.of_rank
     return make(bucket, task.job_directory, task.logs, rank)
+
+
+def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that are finite numbers, also those of NumPy and PyTorch."""
+    found = {}
+    for name, value in metrics.items():
+        number: object = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
+        if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
+            found[str(name)] = float(number)
+    return found

@@ -26,15 +26,20 @@ from spotune_trainer.observability.progress import ProgressReporter
 from spotune_trainer.training.task import RankExit
 from spotune_trainer.training_functions.background_commit import BackgroundCommit
 from spotune_trainer.training_functions.checkpoints import FolderCheckpoints
-from spotune_trainer.training_functions.notices import read_notices
-from spotune_trainer.training_functions.ranks import Ranks
+from spotune_trainer.training_functions.notices import NoticeReader
+from spotune_trainer.training_functions.ranks import Maxima, Ranks
+from spotune_trainer.training_functions.reporting import finite_numbers
 
 logger = logging.getLogger("spotune.worker")
 
-_POLL_SECONDS = 0.5
 _NO_NOTICE = -math.inf
 _NO_DEADLINE_SECONDS = 1e300
 """In what ranks agree on, which is finite for every notice."""
+_LONG_STEP_SECONDS = 0.5
+"""From here on, reports wait until the ranks have agreed: the time does not matter, and a notice must not wait."""
+_AGREEMENT_SECONDS = 0.25
+_MAX_REPORTS = 8
+"""Reports of shorter steps agree so often, or after so many of them: an exchange costs a part of a millisecond."""
 
 
 class LeaveGeneration(BaseException):
@@ -73,6 +78,8 @@ class Session:
         ranks: of the group.
         reporter: writes progress, steps and events.
         notices: files that ask the group to leave, and that this rank reads; perhaps none.
+        field: of the job that names the code, for messages.
+        may_repeat: whether the first step may be one before the checkpoint: a program may have checkpoints of its own.
         clock: seconds, monotonic.
         leave: makes the exception that ends the function when the group leaves.
 
@@ -80,8 +87,8 @@ class Session:
         ranks: of the group.
         step: of the last report; at first that of the checkpoint.
         last_commit: the newest checkpoint, of this generation or restored; None before the first.
-        seconds_left: until the deadline of a notice, as of the last report; infinite without a deadline, None without
-            a notice.
+        seconds_left: until the deadline of a notice, as the ranks have agreed last; infinite without a deadline, None
+            without a notice.
     """
 
     def __init__(
@@ -92,6 +99,9 @@ class Session:
         ranks: Ranks,
         reporter: ProgressReporter,
         notices: tuple[Path, ...],
+        *,
+        field: str,
+        may_repeat: bool = False,
         clock: Callable[[], float] = time.monotonic,
         leave: Callable[[RankExit], BaseException] = LeaveGeneration,
     ) -> None:
@@ -102,14 +112,19 @@ class Session:
         self._generation = generation
         self._checkpoints = checkpoints
         self._reporter = reporter
-        self._notices = notices
+        self._notices = NoticeReader(notices, clock)
+        self._field = field
+        self._may_repeat = may_repeat
         self._clock = clock
         self._leave = leave
         self._last_report = clock()
         self._stall_seconds = 0.0  # since the last report
-        self._last_poll = float("-inf")
         self._exit: RankExit | None = None
         self._has_reported = False
+        self._has_long_steps = True
+        self._unagreed_reports = 0  # that come before the next agreement
+        self._longest_step_seconds = 0.0  # since the last agreement
+        self._agreement: tuple[_Call, int, Maxima] | None = None  # that the ranks have begun, and not read yet
         self._running_commit: BackgroundCommit | None = None
         self._lock = threading.Lock()
 
@@ -119,6 +134,8 @@ class Session:
         folder: Path | None = None,
         step: int | None = None,
         total_steps: int | None = None,
+        *,
+        may_save: bool = True,
     ) -> None:
         """Report progress, and commit a checkpoint if any rank hands over a folder. All ranks call it together.
 
@@ -127,6 +144,8 @@ class Session:
             folder: of this rank's files; they are copied. None: it has none.
             step: number of steps done; None: one more than at the last report.
             total_steps: of the whole job; None: it is not known.
+            may_save: whether any rank may hand over a folder. If not, and if steps are short, this does not wait for
+                the other ranks at once: they agree by a later call.
 
         Raises:
             LeaveGeneration: the group leaves; the state is committed.
@@ -136,12 +155,19 @@ class Session:
         """
         with self._lock, self._errors_of_the_volume("report"):
             step = self.step + 1 if step is None else step
-            if step <= self.step:
+            if step <= self.step and not self._repeats(step):
                 raise JobError(
-                    f"training.function reported step {step} after step {self.step}: report each step once, in "
+                    f"{self._field} reported step {step} after step {self.step}: report each step once, in "
                     "ascending order, and continue after the checkpoint's step"
                 )
-            has_checkpoint = self._agree(_Call.REPORT, step, flag=folder is not None)
+            self._settle()
+            self._longest_step_seconds = max(self._longest_step_seconds, self._clock() - self._last_report)
+            has_checkpoint = False
+            if may_save or not self._unagreed_reports:
+                self._begin_agreement(_Call.REPORT, step, flag=folder is not None)
+                has_checkpoint = self._settle() if may_save or self._has_long_steps else False
+            else:
+                self._unagreed_reports -= 1
             self.step = step
             self._record(metrics, total_steps)
             if has_checkpoint:
@@ -163,12 +189,12 @@ class Session:
             SupersededError: a later generation has started.
         """
         with self._lock, self._errors_of_the_volume("checkpoint"):
-            if step < self.step:
+            if step < self.step and not self._repeats(step):
                 raise JobError(
-                    f"training.function saved step {step} after step {self.step}: save the state of the last step"
+                    f"{self._field} saved step {step} after step {self.step}: save the state of the last step"
                 )
             is_any_sharded = self._agree(_Call.SAVE, step, flag=is_sharded)
-            if step > self.step:
+            if step != self.step:
                 self.step = step
                 self._record({})
             return None if step == self.newest_saved_step else is_any_sharded
@@ -201,7 +227,7 @@ class Session:
             self._wait_for_commit()
         if self.last_commit is None:
             raise JobError(
-                "training.function returned and has saved no checkpoint, so there is no model: pass one to "
+                f"{self._field} returned and has saved no checkpoint, so there is no model: pass one to "
                 "ray.train.report, or call spotune_train.checkpoint.save, before it returns"
             )
 
@@ -212,6 +238,8 @@ class Session:
             InfrastructureError: the volume refuses its files.
         """
         with self._lock, self._errors_of_the_volume("checkpoint"):
+            with suppress(Exception):  # of another rank, which has ended
+                self._settle()
             self._wait_for_commit()
 
     def abandon(self) -> None:
@@ -253,41 +281,56 @@ class Session:
         except OSError as error:
             raise InfrastructureError(f"the {what} of step {self.step} failed: {error}") from error
 
+    def _repeats(self, step: int) -> bool:
+        """Whether a step before the checkpoint is the first one of a group that may begin there."""
+        if not self._may_repeat or self._has_reported or step < 1:
+            return False
+        logger.warning("begins with step %d again, before the checkpoint of step %d", step, self.step)
+        return True
+
     def _agree(self, call: _Call, step: int, *, flag: bool = False) -> bool:
-        """Whether the flag of any rank is set. Ranks that read notices tell the others whether the group leaves.
+        """Whether the flag of any rank is set; see `_settle`."""
+        self._settle()
+        self._begin_agreement(call, step, flag=flag)
+        return self._settle()
+
+    def _begin_agreement(self, call: _Call, step: int, *, flag: bool) -> None:
+        """Tell the other ranks what this one does. Those that read notices tell whether the group leaves, and when."""
+        rank_exit, left = self._notices.read()
+        stops, leaves = rank_exit is RankExit.STOPPED, rank_exit is RankExit.YIELDED
+        urgency = _NO_NOTICE if left is None else -min(left, _NO_DEADLINE_SECONDS)
+        copies = self._running_commit is not None and not self._running_commit.has_ended
+        longest, self._longest_step_seconds = self._longest_step_seconds, 0.0
+        doing = [step, -step, call.value, -call.value, flag, copies]
+        self._agreement = call, step, self.ranks.begin_maxima([*doing, stops, leaves, urgency, longest])
+
+    def _settle(self) -> bool:
+        """Wait for what the ranks have agreed on last, if that was not read yet; whether the flag of any rank is set.
 
         Raises:
             JobError: on all ranks: they are at different steps, or do different things.
             Exception: a commit in the background has failed.
         """
-        rank_exit, left = self._read_notices() if self._notices else (None, None)
-        stops, leaves = rank_exit is RankExit.STOPPED, rank_exit is RankExit.YIELDED
-        copies = self._running_commit is not None and not self._running_commit.has_ended
-        urgency = _NO_NOTICE if left is None else -min(left, _NO_DEADLINE_SECONDS)
-        mine = [step, -step, call.value, -call.value, flag, copies, stops, leaves, urgency]
-        latest, earliest, last_call, first_call, any_flag, copy, stop, leave, urgency = self.ranks.maxima(mine)
+        if self._agreement is None:
+            return False
+        (call, step, maxima), self._agreement = self._agreement, None
+        latest, earliest, last_call, first_call, any_flag, copy, stop, leave, urgency, longest = maxima.wait()
         if latest != -earliest or last_call != -first_call:
             raise JobError(
-                f"training.function {call.describe(step)} on rank {self.ranks.rank}, while other ranks did something "
+                f"{self._field} {call.describe(step)} on rank {self.ranks.rank}, while other ranks did something "
                 "else: all ranks have to report and save the same steps, and to return after the same one"
             )
+        if (stop or leave) and self._exit is None:
+            logger.info("the worker group leaves after the next checkpoint of %s", self._field)
         self._exit = RankExit.STOPPED if stop else RankExit.YIELDED if leave else None
         has_deadline = urgency > -_NO_DEADLINE_SECONDS
         self.seconds_left = None if urgency == _NO_NOTICE else -urgency if has_deadline else math.inf
+        if call is _Call.REPORT:
+            self._has_long_steps = longest >= _LONG_STEP_SECONDS
+            self._unagreed_reports = max(min(_MAX_REPORTS, int(_AGREEMENT_SECONDS / max(longest, 1e-6))) - 1, 0)
         if not copy:
             self._wait_for_commit()
         return bool(any_flag > 0)
-
-    def _read_notices(self) -> tuple[RankExit | None, float | None]:
-        """Why the group leaves, and the seconds until it must have left; read at most twice a second."""
-        now = self._clock()
-        if now - self._last_poll < _POLL_SECONDS:
-            return self._exit, self.seconds_left
-        self._last_poll = now
-        rank_exit, left = read_notices(self._notices)
-        if rank_exit is not None and self._exit is None:
-            logger.info("the worker group leaves after the next checkpoint of the training function")
-        return rank_exit, left
 
     def _record(self, metrics: Mapping[str, Any], total_steps: int | None = None) -> None:
         now = self._clock()
@@ -364,13 +407,3 @@ def enter_session(session: Session) -> None:
 def current_session() -> Session | None:
     """The session of this process; None outside of the workers of a job with a training function."""
     return _current
-
-
-def finite_numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that are finite numbers, also those of NumPy and PyTorch."""
-    found = {}
-    for name, value in metrics.items():
-        number: object = value.item() if hasattr(value, "item") and getattr(value, "ndim", 0) == 0 else value
-        if isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number):
-            found[str(name)] = float(number)
-    return found

@@ -146,6 +146,11 @@ class TrainingSpec(Section):
         """Whether a function or a command of the user trains, in place of spotune's training loop."""
         return bool(self.function or self.command)
 
+    @property
+    def user_code_field(self) -> str:
+        """The field that names the code of the user, for messages."""
+        return "training.command" if self.command else "training.function"
+
     @model_validator(mode="after")
     def _check_user_code(self) -> Self:
         if self.function and self.command:
