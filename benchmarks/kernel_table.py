@@ -16,7 +16,7 @@ import math
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,20 @@ def kernels(events: Iterable[Mapping[str, Any]]) -> list[Kernel]:
     operators = {_number(event): event for event in events if event.get("cat") == "cpu_op"}
     launches = {_correlation(event): event for event in events if str(event.get("cat")).startswith("cuda_")}
     marks = _Marks(events)
-    found = []
+    of_operators: dict[Any, list[Kernel]] = {}
     for event in events:
         if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
             operator = operators.get(_number(event), {})
             mark = marks.around(launches.get(_correlation(event)))
-            found.append(_kernel(event, operator, mark))
+            of_operators.setdefault(_number(event), []).append(_kernel(event, operator, mark))
+    found = [kernel for kernels in of_operators.values() for kernel in _counted_once(kernels)]
     return sorted(found, key=lambda kernel: kernel.begin)
+
+
+def _counted_once(kernels: Sequence[Kernel]) -> Iterator[Kernel]:
+    """The kernels of one operator: the longest one has its floating-point operations, the others have none."""
+    longest = max(kernels, key=lambda kernel: kernel.microseconds)
+    yield from (kernel if kernel is longest else replace(kernel, flops=0.0) for kernel in kernels)
 
 
 def summarize(found: Sequence[Kernel]) -> dict[str, Any]:
@@ -146,8 +153,14 @@ def _kernel(event: Mapping[str, Any], operator: Mapping[str, Any], mark: str) ->
         group = mark or next((group for sign, group in _GROUPS if re.search(sign, name, re.IGNORECASE)), name[:60])
         types = arguments.get("Input type", [])
         sizes = zip(shapes, types, strict=False)
-        moved = moved or float(sum(math.prod(shape) * _BYTES.get(kind, 0) for shape, kind in sizes if _is_tensor(shape)))
+        tensors = ((shape, kind) for shape, kind in sizes if _is_tensor(shape))
+        moved = moved or float(sum(math.prod(shape) * _BYTES.get(kind, 0) for shape, kind in tensors))
     return Kernel(name, group, float(event["ts"]), float(event["dur"]), flops, moved)
+
+
+def _is_tensor(shape: Sequence[Any]) -> bool:
+    """Whether an argument is one tensor. The shape of a list of tensors is a list of shapes, and has no type."""
+    return bool(shape) and not isinstance(shape[0], list)
 
 
 def _row(name: str, members: Sequence[Kernel], total: float) -> dict[str, Any]:

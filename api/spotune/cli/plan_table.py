@@ -86,14 +86,17 @@ def _memory_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
 
 def _layout_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
     layouts = [workers.choice.layout for workers in plan.workers if workers.choice]
-    layers = plan.setup.trained.layers
+    layers, recomputable = plan.setup.trained.layers, plan.setup.architecture.decoder.layers
     gathered = ("Layers gathered once a step", _of_choice(lambda c: f"{c.layout.gathered_layers} of {layers}"))
     reduced = ("Gradients reduced once a step", _of_choice(lambda c: "yes" if c.layout.whole_gradients else "no"))
     return [
         ("ZeRO stage", _of_choice(lambda choice: str(choice.layout.zero_stage))),
         ("Micro-batch size", _of_choice(lambda choice: str(choice.layout.micro_batch_size))),
         ("Accumulation", lambda workers: str(workers.accumulation) if workers.choice else _ABSENT),
-        ("Gradient checkpointing", _of_choice(lambda choice: _recomputed(choice, plan.setup.trained.layers))),
+        (
+            "Gradient checkpointing",
+            _of_choice(lambda choice: _recomputed(choice, recomputable)),
+        ),
         *([gathered] if any(layout.gathered_layers for layout in layouts) else []),
         *([reduced] if any(layout.whole_gradients for layout in layouts) else []),
         ("Commits kept in memory", _of_choice(lambda choice: str(choice.memory_copies))),

@@ -238,7 +238,9 @@ def _layout_at(
             break
     if best is None:
         return None
-    keeps_some = best.gradient_checkpointing and request.gradient_checkpointing == "auto"
+    # At stage 3 spare memory gathers layers instead (`_use_spare_memory`).
+    may_keep = stage < 3 and setup.architecture.encoder is None and request.gradient_checkpointing == "auto"
+    keeps_some = best.gradient_checkpointing and may_keep
     if request.micro_batch_size == "auto":
         # Memory for a micro-batch beyond what keeps the device busy is better spent on layers.
         largest = min(best.micro_batch_size, sufficient) if keeps_some else best.micro_batch_size
@@ -249,8 +251,7 @@ def _layout_at(
 
 def _keep_layers(setup: TrainingSetup, world_size: int, budget: int, layout: Layout) -> Layout:
     """Recompute only as many layers as memory requires."""
-    layers = 0 if setup.architecture.encoder is not None else setup.architecture.decoder.layers
-    layouts = (replace(layout, kept_layers=kept) for kept in range(layers - 1, 0, -1))
+    layouts = (replace(layout, kept_layers=kept) for kept in range(setup.architecture.decoder.layers - 1, 0, -1))
     return next((tried for tried in layouts if _fits(setup, world_size, budget, tried)), layout)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeVar, cast
 
 import torch
@@ -14,6 +15,18 @@ from spotune_trainer.training_functions.repeating import repeating
 T = TypeVar("T")
 
 _BEAT_SECONDS = 5.0
+
+
+class Call(Enum):
+    """What the ranks do together. The value is for their agreement."""
+
+    REPORT = 0
+    SAVE = 1
+    RETURN = 2
+
+    def describe(self, step: int) -> str:
+        """For a message, with the step of the call."""
+        return {Call.REPORT: f"reported step {step}", Call.SAVE: f"saved step {step}", Call.RETURN: "returned"}[self]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from spotune_trainer.training.task import RankExit
 from spotune_trainer.training_functions.background_commit import BackgroundCommit
 from spotune_trainer.training_functions.checkpoints import FolderCheckpoints
 from spotune_trainer.training_functions.notices import NoticeReader
-from spotune_trainer.training_functions.ranks import Maxima, Ranks
+from spotune_trainer.training_functions.ranks import Call, Maxima, Ranks
 from spotune_trainer.training_functions.reporting import finite_numbers
 
 logger = logging.getLogger("spotune.worker")
@@ -54,18 +53,6 @@ class LeaveGeneration(BaseException):
     def __init__(self, rank_exit: RankExit) -> None:
         super().__init__(rank_exit.value)
         self.exit = rank_exit
-
-
-class _Call(Enum):
-    """What the ranks do together. The value is for their agreement."""
-
-    REPORT = 0
-    SAVE = 1
-    RETURN = 2
-
-    def describe(self, step: int) -> str:
-        """For a message, with the step of the call."""
-        return {_Call.REPORT: f"reported step {step}", _Call.SAVE: f"saved step {step}", _Call.RETURN: "returned"}[self]
 
 
 class Session:
@@ -124,7 +111,7 @@ class Session:
         self._has_long_steps = True
         self._unagreed_reports = 0  # that come before the next agreement
         self._longest_step_seconds = 0.0  # since the last agreement
-        self._agreement: tuple[_Call, int, Maxima] | None = None  # that the ranks have begun, and not read yet
+        self._agreement: tuple[Call, int, Maxima] | None = None  # that the ranks have begun, and not read yet
         self._running_commit: BackgroundCommit | None = None
         self._lock = threading.Lock()
 
@@ -164,7 +151,7 @@ class Session:
             self._longest_step_seconds = max(self._longest_step_seconds, self._clock() - self._last_report)
             has_checkpoint = False
             if may_save or not self._unagreed_reports:
-                self._begin_agreement(_Call.REPORT, step, flag=folder is not None)
+                self._begin_agreement(Call.REPORT, step, flag=folder is not None)
                 has_checkpoint = self._settle() if may_save or self._has_long_steps else False
             else:
                 self._unagreed_reports -= 1
@@ -193,7 +180,7 @@ class Session:
                 raise JobError(
                     f"{self._field} saved step {step} after step {self.step}: save the state of the last step"
                 )
-            is_any_sharded = self._agree(_Call.SAVE, step, flag=is_sharded)
+            is_any_sharded = self._agree(Call.SAVE, step, flag=is_sharded)
             if step != self.step:
                 self.step = step
                 self._record({})
@@ -223,7 +210,7 @@ class Session:
             JobError: on all ranks: they have not reported the same steps, or there is no checkpoint.
         """
         with self._lock, self._errors_of_the_volume("checkpoint"):
-            self._agree(_Call.RETURN, self.step)
+            self._agree(Call.RETURN, self.step)
             self._wait_for_commit()
         if self.last_commit is None:
             raise JobError(
@@ -288,13 +275,13 @@ class Session:
         logger.warning("begins with step %d again, before the checkpoint of step %d", step, self.step)
         return True
 
-    def _agree(self, call: _Call, step: int, *, flag: bool = False) -> bool:
+    def _agree(self, call: Call, step: int, *, flag: bool = False) -> bool:
         """Whether the flag of any rank is set; see `_settle`."""
         self._settle()
         self._begin_agreement(call, step, flag=flag)
         return self._settle()
 
-    def _begin_agreement(self, call: _Call, step: int, *, flag: bool) -> None:
+    def _begin_agreement(self, call: Call, step: int, *, flag: bool) -> None:
         """Tell the other ranks what this one does. Those that read notices tell whether the group leaves, and when."""
         rank_exit, left = self._notices.read()
         stops, leaves = rank_exit is RankExit.STOPPED, rank_exit is RankExit.YIELDED
@@ -325,7 +312,7 @@ class Session:
         self._exit = RankExit.STOPPED if stop else RankExit.YIELDED if leave else None
         has_deadline = urgency > -_NO_DEADLINE_SECONDS
         self.seconds_left = None if urgency == _NO_NOTICE else -urgency if has_deadline else math.inf
-        if call is _Call.REPORT:
+        if call is Call.REPORT:
             self._has_long_steps = longest >= _LONG_STEP_SECONDS
             self._unagreed_reports = max(min(_MAX_REPORTS, int(_AGREEMENT_SECONDS / max(longest, 1e-6))) - 1, 0)
         if not copy:
