@@ -167,7 +167,7 @@ test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank
 .PHONY: test
 test: $(READY) ## All that CI runs: lint, type, every test but the long ones
 	@mkdir -p build
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 checked-kubernetes checked-here
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 checked-kubernetes checked-here checked-ray
 	@echo "The ten slowest tests:"
 	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p
 	@grep --no-filename '^RERUN ' build/pytest-*.txt | sort --unique | sed 's/^RERUN/Failed at the first try:/' || true
@@ -189,11 +189,13 @@ coverage: $(READY) ## The tests without a Kubernetes, measured: coverage of api 
 # So the other tests run beside them, at a lower priority. No test starts if the code breaks a rule of style or types.
 # A test that fails is tried once more, because the machine may be shared. The last lines name each; mend it as any other bug.
 PYTEST := $(BIN)/pytest --reruns 1 -raR
-.PHONY: checked-kubernetes checked-here cluster-build-here test-kubernetes test-here test-ray
+.PHONY: checked-kubernetes checked-here checked-ray cluster-build-here test-kubernetes test-here test-ray
 checked-kubernetes: cluster-build-here lint type
 	@$(MAKE) --no-print-directory test-kubernetes
-checked-here: lint type # Ray's after the others: with those on a Kubernetes, all three at once are too much for two processors
-	@failed=0; for part in test-here test-ray; do $(MAKE) --no-print-directory $$part || failed=1; done; exit $$failed
+checked-here: lint type
+	@$(MAKE) --no-print-directory test-here
+checked-ray: lint type # starts when one of the others has ended: all three at once are too much for two processors
+	@$(MAKE) --no-print-directory test-ray
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
 	@$(BIN)/python -m compileall -q api operator serve trainer # pods share this folder, and cannot write what changed since the set-up
 	@if $(BIN)/spotune-testcluster check; then $(BIN)/spotune-testcluster build; fi

@@ -145,6 +145,7 @@ def test_shards_of_other_machines_are_loaded(machines: Machines, tmp_path: Path)
     assert found["whole.pt"] == expected["whole.pt"]
 
 
+@pytest.mark.long
 def test_torchrun_continues_on_other_machines(machines: Machines, tmp_path: Path) -> None:
     expected = export_of_undisturbed(tmp_path, command_job(*TORCHRUN, code=EXAMPLE), nodes=2)
 

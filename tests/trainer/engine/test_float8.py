@@ -198,8 +198,9 @@ def test_an_interrupted_run_ends_with_the_same_bits(runs: Runs, layout: Layout, 
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=LONG), 3])
+@pytest.mark.parametrize("stage", [1, 3])
 def test_a_compiled_run_resumes_exactly_and_trains_as_an_eager_one(runs: Runs, stage: int) -> None:
     layout = Layout(1, stage)
     job = job_of(runs, dropout=False, execution={"compile": True})
