@@ -17,6 +17,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from spotune.errors import InfrastructureError
@@ -177,10 +178,17 @@ class LocalRay:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
             if self._agent:
-                agent = [sys.executable, "-c", _START_AGENT, *self._agent]
-                subprocess.Popen(
-                    agent, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                agent = subprocess.Popen(
+                    [sys.executable, "-c", _START_AGENT, *self._agent],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
                 )
+                Thread(
+                    target=agent.wait, name="agent-starter", daemon=True
+                ).start()  # it ends at any time, or is killed
             starter = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
