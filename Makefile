@@ -194,7 +194,7 @@ checked-kubernetes: cluster-build-here lint type
 	@$(MAKE) --no-print-directory test-kubernetes
 checked-here: lint type
 	@$(MAKE) --no-print-directory test-here
-checked-ray: lint type # starts when one of the others has ended: all three at once are too much for two processors
+checked-ray: cluster-build-here lint type # starts when one of the others has ended: all three at once are too much for two processors
 	@$(MAKE) --no-print-directory test-ray
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
 	@$(BIN)/python -m compileall -q api operator serve trainer # pods share this folder, and cannot write what changed since the set-up
