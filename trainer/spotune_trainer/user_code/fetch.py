@@ -19,7 +19,7 @@ from spotune.job.training.code_source import CodeFromSpec
 from spotune.job_file.load import replace_fields
 from spotune_trainer import files
 from spotune_trainer.bucket.client import open_bucket
-from spotune_trainer.bucket.link import link_of
+from spotune_trainer.bucket.link import bucket_of, link_of
 from spotune_trainer.bucket.writer import push_file
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.user_code.archive import copy_config_map, unpack_archive
@@ -127,9 +127,9 @@ def _reader(code_from: CodeFromSpec) -> Callable[[Path], str]:
 
 def _has_archive(directory: JobDirectory, version: str) -> bool:
     """Whether the job's folder has the code of a version; with a bucket, it is downloaded from there."""
-    path, link = directory.code(version), link_of(directory)
-    if not path.exists() and link is not None:
-        bucket, name = open_bucket(link.url), str(path.relative_to(directory.root))
+    path, bucket = directory.code(version), bucket_of(directory)
+    if not path.exists() and bucket is not None:
+        name = str(path.relative_to(directory.root))
         if name in bucket.list(str(path.parent.relative_to(directory.root))):
             bucket.download(name, path)
     return path.exists()
@@ -137,14 +137,14 @@ def _has_archive(directory: JobDirectory, version: str) -> bool:
 
 def _save(folder: Path, directory: JobDirectory, version: str) -> None:
     """Write the code of a folder to the job's folder and its bucket, without git's own data."""
-    path, link = directory.code(version), link_of(directory)
+    path, bucket = directory.code(version), bucket_of(directory)
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:
         archive.add(folder, arcname=".", filter=lambda member: None if member.name.endswith("/.git") else member)
     path.parent.mkdir(parents=True, exist_ok=True)
     files.write_bytes(path, content.getvalue())
-    if link is not None:
-        open_bucket(link.url).upload(str(path.relative_to(directory.root)), path)
+    if bucket is not None:
+        bucket.upload(str(path.relative_to(directory.root)), path)
 
 
 def _unpack(directory: JobDirectory, version: str, folder: Path) -> None:
