@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from spotune.job import FinetuneJob
@@ -58,7 +59,12 @@ def command_job(*command: str, code: Path, config: dict[str, Any] | None = None,
 
 
 def run_generation(
-    directory: JobDirectory, job: FinetuneJob, world_size: int = 2, nodes: int = 1, homes: Sequence[JobDirectory] = ()
+    directory: JobDirectory,
+    job: FinetuneJob,
+    world_size: int = 2,
+    nodes: int = 1,
+    homes: Sequence[JobDirectory] = (),
+    endpoints: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[WorkerTask, list[Any]]:
     """Run one generation. Returns its task, and of each rank (exit, summary), or the error, or its exit status.
 
@@ -68,6 +74,7 @@ def run_generation(
         world_size: number of ranks.
         nodes: number of nodes, which share the directory.
         homes: directories of the nodes, if they share nothing but a bucket.
+        endpoints: the URL of the bucket's server, by rank, for ranks that have another one.
     """
     task = next_task(directory, job)
     nodes = len(homes) or nodes
@@ -82,7 +89,8 @@ def run_generation(
             rank, rank % of_node, of_node, world_size, "127.0.0.1", port, node=rank // of_node, nodes=nodes
         )
         task_of_node = replace(task, directory=str(homes[place.node].root)) if homes else task
-        process = _CONTEXT.Process(target=_rank, args=(task_of_node, place, sender, access))
+        of_rank = {"S3_ENDPOINT_URL": endpoints[rank]} if rank in endpoints else {}
+        process = _CONTEXT.Process(target=_rank, args=(task_of_node, place, sender, access | of_rank))
         process.start()
         sender.close()
         pipes.append(receiver)
@@ -108,11 +116,12 @@ def run_disturbed(
     world_size: int = 2,
     nodes: int = 1,
     homes: Sequence[JobDirectory] = (),
+    endpoints: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[WorkerTask, list[Any]]:
     """As `run_generation`, while `disturb` runs in a thread."""
     thread = threading.Thread(target=disturb, daemon=True)
     thread.start()
-    found = run_generation(directory, job, world_size, nodes, homes=homes)
+    found = run_generation(directory, job, world_size, nodes, homes, endpoints)
     thread.join(_SECONDS)
     assert not thread.is_alive(), f"it was not disturbed: {found}"
     return found

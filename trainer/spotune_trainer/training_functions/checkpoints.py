@@ -158,43 +158,59 @@ class FolderCheckpoints:
         name = CheckpointName(step, self._generation)
         target, ranks = self._directory.checkpoints / str(name), self._ranks
 
+        copied: dict[str, FileEntry] = {}
+
         def copy() -> list[FileEntry]:
-            return self._copy(folder, target, mine) if folder is not None else []
+            return self._copy(folder, target, mine, copied) if folder is not None else []
 
         def publish() -> Manifest | None:
             return self._publish(name, target, entries, before_manifest, is_output) if ranks.rank == 0 else None
 
         names = ranks.gather_results(lambda: files_of(folder, self._field) if folder is not None else [])
         mine = sorted(set(names[ranks.rank]).difference(*names[: ranks.rank]))
-        entries = [entry for of_rank in ranks.gather_results(copy) for entry in of_rank]
-        manifest, *_ = ranks.gather_results(lambda: self._until_stored(publish))
+        entries = [entry for of_rank in self._until_stored(copy) for entry in of_rank]
+        manifest, *_ = self._until_stored(publish)
         assert manifest is not None, "rank 0 has written it"
         if self._bucket is not None:
             self._until_stored(partial(note_checkpoint, self._bucket, target))
         return Checkpoint(target, name, manifest)
 
-    def _until_stored(self, action: Callable[[], T]) -> T:
-        """Do something on the volume or in the bucket, again while that is full or does not respond.
+    def _until_stored(self, action: Callable[[], T]) -> list[T]:
+        """Do something on the volume or in the bucket, again where that is full or does not respond.
 
-        There are no heartbeats meanwhile: the watchdog ends what the function waits for longer than
-        `retry.hangTimeout`.
+        All ranks call it together, and all report what holds up one of them: rank 0 alone writes the progress. There
+        are no heartbeats meanwhile: the watchdog ends what the function waits for longer than `retry.hangTimeout`.
+
+        Returns:
+            What `action` returns on each rank.
         """
-        while True:
+        done: list[T] = []
+
+        def attempt() -> tuple[list[T], str | None]:
             try:
-                done = action()
+                if not done:
+                    done.append(action())
             except OSError as error:
-                if isinstance(error, BucketError):
-                    self._report_problem(str(error))
-                elif error.errno in STORAGE_ERRORS:
-                    self._report_problem(f"{error.strerror or error}: {error.filename or self._directory.checkpoints}")
-                else:
-                    raise
-                if self._has_heartbeats:
-                    self._show_problem()
-                time.sleep(_RETRY_SECONDS)
-            else:
-                self._report_problem(None)
-                return done
+                return done, self._storage_problem(error)
+            return done, None
+
+        while True:
+            found = self._ranks.gather_results(attempt)
+            problem = next((each for _, each in found if each is not None), None)
+            self._report_problem(problem)
+            if problem is None:
+                return [value for values, _ in found for value in values]
+            if self._has_heartbeats:
+                self._show_problem()
+            time.sleep(_RETRY_SECONDS)
+
+    def _storage_problem(self, error: OSError) -> str:
+        """What the volume or the bucket answers. Other errors are raised again."""
+        if isinstance(error, BucketError):
+            return str(error)
+        if error.errno in STORAGE_ERRORS:
+            return f"{error.strerror or error}: {error.filename or self._directory.checkpoints}"
+        raise error
 
     def _publish(
         self,
@@ -230,23 +246,24 @@ class FolderCheckpoints:
         prune(self._directory, self._generation, self._keep.keep, self._keep.keep_every_steps)
         return manifest
 
-    def _copy(self, folder: Path, target: Path, names: Sequence[str]) -> list[FileEntry]:
-        """Copy files; they are durable on return."""
-        entries = []
+    def _copy(self, folder: Path, target: Path, names: Sequence[str], copied: dict[str, FileEntry]) -> list[FileEntry]:
+        """Copy files, but for those in `copied`, to which they are added. They are durable on return."""
         for name in names:
+            if name in copied:
+                continue
             with (folder / name).open("rb") as source:
-                entries.append(self._until_stored(partial(self._write, source, target / name, name)))
+                entry = self._write(source, target / name, name)
             if self._bucket is not None:
-                self._until_stored(partial(upload_file, self._bucket, target, name, lambda _: self._beat()))
+                upload_file(self._bucket, target, name, lambda _: self._beat())
+            copied[name] = entry
         for parent in {(target / name).parent for name in names}:
             files.fsync_directory(parent)
         if self._bucket is not None:
             drop_older_copies(self._directory, CheckpointName.parse(target.name))
             self._whole = None
-        return entries
+        return list(copied.values())
 
     def _write(self, source: BinaryIO, target: Path, name: str) -> FileEntry:
-        source.seek(0)
         target.parent.mkdir(parents=True, exist_ok=True)
         digest, size = xxhash.xxh3_64(), 0
         try:
