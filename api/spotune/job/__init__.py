@@ -14,6 +14,7 @@ from spotune.job.status import (
     GpuSecondsStatus,
     LastCheckpointStatus,
     PinnedStatus,
+    QueueStatus,
     RestartsStatus,
     TrainedStatus,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "OutputSpec",
     "PinnedStatus",
     "PrepareSpec",
+    "QueueStatus",
     "RestartsStatus",
     "RetrySpec",
     "ShardsSpec",

@@ -81,4 +81,6 @@ class ClusterSpec(Section):
     ray_version: str = ""
     """Ray version of the image. Empty: the version in the operator's default image."""
     queue_name: str = ""
-    """Kueue queue to submit the job to. Empty: no queue."""
+    """LocalQueue of Kueue to submit the job to. Empty: no queue."""
+    queue_priority_class: str = ""
+    """WorkloadPriorityClass of the job in the queue. Empty: the default priority."""

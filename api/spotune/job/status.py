@@ -57,6 +57,15 @@ class GpuSecondsStatus(StatusSection):
     """Time up to which they are counted (RFC 3339)."""
 
 
+class QueueStatus(StatusSection):
+    """What a job asks its queue of Kueue for."""
+
+    workers: int
+    """Number of worker pods that it asks for. It asks for fewer while the queue has no quota for all."""
+    since: Timestamp
+    """Time since when it has asked for this number (RFC 3339)."""
+
+
 class PinnedStatus(StatusSection):
     """Settings fixed for the job's lifetime. A change of the spec updates them; an operator upgrade does not."""
 
@@ -133,6 +142,8 @@ class FinetuneJobStatus(StatusSection):
     """Fraction of the time spent on steps that count, 0 to 1."""
     gpu_seconds: GpuSecondsStatus = GpuSecondsStatus()
     """GPU seconds used."""
+    queue: QueueStatus | None = None
+    """What the job asks its queue for; nothing without cluster.queueName."""
     last_progress_time: Timestamp | None = None
     """Time of the newest step, or of the start or resume of the job (RFC 3339)."""
     pinned: PinnedStatus | None = None

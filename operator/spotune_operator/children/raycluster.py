@@ -1,5 +1,6 @@
 """The RayCluster: the head with the supervisor beside it, and the worker groups; for KubeRay 1.5.1 or newer."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -8,14 +9,13 @@ from spotune_operator.children.pod_template.ray_pods import head_start_parameter
 from spotune_operator.children.pod_template.resources import whole_cpus
 from spotune_operator.children.pods import head_pod, worker_capacities, worker_pod
 from spotune_operator.children.resolved_job import ResolvedJob
+from spotune_operator.kueue.names import ELASTIC_ANNOTATION, PRIORITY_LABEL, QUEUE_LABEL
 from spotune_operator.providers import Capacity
 
 WORKER_GROUP: Final = "workers"
 """The worker group of every job: on spot nodes, unless ``workers.capacity`` is on-demand."""
 ON_DEMAND_GROUP: Final = "on-demand"
 """The second worker group with spot-then-on-demand: used while there are not enough spot nodes."""
-_KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-_KUEUE_ELASTIC = "kueue.x-k8s.io/elastic-job"
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,12 @@ class Replicas:
     Attributes:
         workers: In the first group; 0 while data is being prepared.
         on_demand: In the second group; ignored without one.
+        withdrawn: Names of the pods of the first group that KubeRay deletes; of others it may choose any.
     """
 
     workers: int
     on_demand: int = 0
+    withdrawn: Sequence[str] = ()
 
 
 def ray_cluster(resolved: ResolvedJob, replicas: Replicas) -> dict[str, Any]:
@@ -75,9 +77,12 @@ def ray_cluster_without_spec(resolved: ResolvedJob) -> dict[str, Any]:
       with the operator's; of the tolerations, those applied last remain. No group may be named head.
     """
     cluster = resolved.child("ray.io/v1", "RayCluster", "cluster")
-    if queue := resolved.job.spec.cluster.queue_name:
-        cluster["metadata"]["labels"][_KUEUE_QUEUE] = queue
-        cluster["metadata"]["annotations"] = {_KUEUE_ELASTIC: "true"}
+    settings = resolved.job.spec.cluster
+    if settings.queue_name:
+        cluster["metadata"]["labels"][QUEUE_LABEL] = settings.queue_name
+        cluster["metadata"]["annotations"] = {ELASTIC_ANNOTATION: "true"}
+        if settings.queue_priority_class:
+            cluster["metadata"]["labels"][PRIORITY_LABEL] = settings.queue_priority_class
     return cluster
 
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.kube.digest import content_digest
 from spotune_operator.kube.timestamps import unix_time
+from spotune_operator.kueue.names import is_held_back
 from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem, pod_problem
@@ -50,6 +51,7 @@ class Pod:
         deleting_since: Unix time of its deletion request; None without one.
         grace_seconds: Its grace period after that request.
         gpus: Number of GPUs of its containers.
+        held_back: Whether Kueue holds it back, because it has no quota.
         problem: Why it does not start; None if no problem is known.
     """
 
@@ -69,6 +71,7 @@ class Pod:
     deleting_since: float | None = None
     grace_seconds: float = 30.0
     gpus: int = 0
+    held_back: bool = False
     problem: PodProblem | None = None
 
     @property
@@ -182,6 +185,7 @@ def pod_view(raw: Mapping[str, Any]) -> Pod:
         deleting_since=deadline - grace if deadline is not None else None,
         grace_seconds=grace,
         gpus=sum(int(_limits(container).get(GPU_RESOURCE, 0)) for container in spec.get("containers") or ()),
+        held_back=is_held_back(spec),
         problem=pod_problem(raw),
     )
 

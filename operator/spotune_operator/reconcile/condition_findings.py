@@ -141,6 +141,10 @@ def _cluster_ready(context: ReconcileContext) -> Finding:
     if running < workers.min_count:
         shown = problem or PodProblem("WorkersPending", count)
         return Finding("ClusterReady", "False", shown.reason, shown.message)
+    if context.queue_request is not None and (waiting := sum(pod.held_back for pod in observed.workers)):
+        queue = context.job.spec.cluster.queue_name
+        count = f"{count}; queue {queue} has no quota for {waiting} more"
+        problem = None
     suffix = f"; {problem.message}" if problem is not None and running < workers.count else ""
     return Finding("ClusterReady", "True", "Running", f"{count}{suffix}")
 

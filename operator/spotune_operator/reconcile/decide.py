@@ -14,6 +14,7 @@ from spotune_operator.children.resolved_job import ResolvedJob
 from spotune_operator.errors import StorageClassError
 from spotune_operator.kube.conditions import updated
 from spotune_operator.kube.timestamps import unix_time
+from spotune_operator.kueue.partial_admission import next_change
 from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.observe.state import Child, Observed, Pod
@@ -25,7 +26,7 @@ from spotune_operator.reconcile.job_serving import SERVED, served_finding, servi
 from spotune_operator.reconcile.kstatus import kstatus_findings, stalled_findings
 from spotune_operator.reconcile.phase import phase
 from spotune_operator.reconcile.pinned import pinned_cluster
-from spotune_operator.reconcile.status_fields import gpu_seconds, training_fields
+from spotune_operator.reconcile.status_fields import gpu_seconds, queue_status, training_fields
 from spotune_operator.settings import Settings
 
 Manifest = dict[str, Any]
@@ -141,6 +142,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
         "phase": phase(context, findings, context.previous.phase),
         "workers": f"{min(running, workers.count)}/{workers.count}",
         "gpu_seconds": gpu_seconds(context),
+        "queue": queue_status(context),
         "trained": _trained(context) if trained else None,
         "ray_cluster": resolved.name if "RayCluster" in context.observed.children else "",
         "output": resolved.output if trained else "",
@@ -210,6 +212,8 @@ def _requeue_after(context: ReconcileContext) -> float | None:
     """Seconds until the decision changes by the passage of time alone; None if it does not."""
     now, settings, observed = context.now, context.settings, context.observed
     waits = [next_overdue(context.job, observed.workers, now)]
+    if context.queue_request is not None:
+        waits.append(next_change(context.queue_request, now))
     if context.outcome is not None and context.target is not ClusterTarget.KEEP and "RayCluster" in observed.children:
         waits.append(context.cleanup_at - now)
     if any(pod.deleting_since is not None for pod in observed.pods):

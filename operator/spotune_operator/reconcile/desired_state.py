@@ -30,8 +30,10 @@ from functools import cached_property
 from typing import Final, Literal
 
 from spotune.job import FinetuneJob, FinetuneJobStatus
-from spotune_operator.children.raycluster import ON_DEMAND_GROUP, Replicas
+from spotune_operator.children.raycluster import ON_DEMAND_GROUP, WORKER_GROUP, Replicas
 from spotune_operator.kube.conditions import find, is_true, since
+from spotune_operator.kube.timestamps import unix_time
+from spotune_operator.kueue.partial_admission import QueueRequest, next_request, withdrawn
 from spotune_operator.observe.state import Observed, Pod
 from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, Freshness, PollResult, ProgressResponse
 from spotune_operator.settings import Settings
@@ -240,8 +242,32 @@ class ReconcileContext:
         has_work = self.preflight_passed and self.data_prepared
         if self.target in (ClusterTarget.HEAD_ONLY, ClusterTarget.DELETE) or not has_work:
             return Replicas(0)
-        count = self.job.spec.workers.count
-        return Replicas(count, min(count, len(overdue(self.job, self.observed.workers, self.now))))
+        count, workers = self.job.spec.workers.count, self.observed.workers
+        on_demand = min(count, len(overdue(self.job, workers, self.now)))
+        if self.queue_request is None:
+            return Replicas(count, on_demand)
+        asked = self.queue_request.workers
+        return Replicas(asked, on_demand, withdrawn(self._queued_workers, asked))
+
+    @cached_property
+    def queue_request(self) -> QueueRequest | None:
+        """What the job asks its queue for; None if it is in none, or has no use for workers yet."""
+        previous, workers = self.previous.queue, self.job.spec.workers
+        if not self.job.spec.cluster.queue_name or self.target is not ClusterTarget.RUN:
+            return None
+        if not (self.preflight_passed and self.data_prepared):
+            return None
+        since = unix_time(previous.since) if previous is not None else None
+        asked = QueueRequest(previous.workers, since) if previous is not None and since is not None else None
+        cluster = self.observed.children.get("RayCluster")
+        is_suspended = cluster is not None and cluster.suspended
+        return next_request(
+            asked, self._queued_workers, workers.count, workers.min_count, self.now, suspended=is_suspended
+        )
+
+    @property
+    def _queued_workers(self) -> list[Pod]:
+        return [pod for pod in self.observed.workers if pod.group == WORKER_GROUP]
 
 
 def overdue(job: FinetuneJob, workers: Sequence[Pod], now: float) -> list[Pod]:
@@ -264,7 +290,7 @@ def next_overdue(job: FinetuneJob, workers: Sequence[Pod], now: float) -> float 
 
 
 def _waiting_for_spot(workers: Sequence[Pod]) -> list[Pod]:
-    return [pod for pod in workers if pod.group != ON_DEMAND_GROUP and not pod.runs]
+    return [pod for pod in workers if pod.group != ON_DEMAND_GROUP and not pod.runs and not pod.held_back]
 
 
 def _template_of(pod: Pod) -> str:

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from spotune.job import FinetuneJob, PinnedStatus
-from spotune_operator.children.raycluster import ON_DEMAND_GROUP, Replicas, ray_cluster, ray_cluster_without_spec
+from spotune_operator.children.raycluster import (
+    ON_DEMAND_GROUP,
+    WORKER_GROUP,
+    Replicas,
+    ray_cluster,
+    ray_cluster_without_spec,
+)
 from spotune_operator.children.resolved_job import RAY_VERSION, ResolvedJob, default_image, resolve
 from spotune_operator.kube.digest import digest
 from spotune_operator.observe.state import TEMPLATE_ANNOTATION
@@ -99,6 +105,8 @@ def pinned_cluster(resolved: ResolvedJob, pinned: PinnedStatus, replicas: Replic
     spec = json.loads(pinned.ray_cluster)
     for group in spec["workerGroupSpecs"]:
         group["replicas"] = replicas.on_demand if group["groupName"] == ON_DEMAND_GROUP else replicas.workers
+        if replicas.withdrawn and group["groupName"] == WORKER_GROUP:
+            group["scaleStrategy"] = {"workersToDelete": list(replicas.withdrawn)}
         group["maxReplicas"] = max(resolved.job.spec.workers.count, group["replicas"])
     if not resolved.job.spec.cluster.queue_name:
         spec["suspend"] = suspend

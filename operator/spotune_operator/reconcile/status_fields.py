@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, Final
 
-from spotune.job import BestStatus, FinetuneJobStatus, GpuSecondsStatus, LastCheckpointStatus, RestartsStatus
+from spotune.job import (
+    BestStatus,
+    FinetuneJobStatus,
+    GpuSecondsStatus,
+    LastCheckpointStatus,
+    QueueStatus,
+    RestartsStatus,
+)
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP
 from spotune_operator.kube.conditions import find, is_true
 from spotune_operator.kube.timestamps import rfc3339, unix_time
@@ -121,6 +128,14 @@ def gpu_seconds(context: ReconcileContext) -> GpuSecondsStatus:
         start = max(pod.started or 0.0, counted or 0.0)
         used[_is_on_demand(context, pod)] += pod.gpus * max(0.0, now - start)
     return GpuSecondsStatus(spot=round(used[False], 1), on_demand=round(used[True], 1), as_of=rfc3339(now))
+
+
+def queue_status(context: ReconcileContext) -> QueueStatus | None:
+    """What the job asks its queue for; it stays while the workers are released."""
+    request = context.queue_request
+    if request is None:
+        return context.previous.queue if context.job.spec.cluster.queue_name else None
+    return QueueStatus(workers=request.workers, since=rfc3339(request.since))
 
 
 def _is_on_demand(context: ReconcileContext, pod: Pod) -> bool:

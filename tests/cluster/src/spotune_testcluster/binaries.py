@@ -7,7 +7,8 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,15 +103,30 @@ def build(home: Path, report: Callable[[str], None]) -> Path:
         CannotRunHereError: Go is not installed.
         ClusterError: A build failed; the message has the compiler's output.
     """
-    store = home / "binaries"
-    store.mkdir(parents=True, exist_ok=True)
-    with (store / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with _locked_store(home) as store:
         parts = [_build_module(store, module, report) for module in MODULES]
         everything = store / hashlib.sha256(" ".join(part.name for part in parts).encode()).hexdigest()[:16]
         if not everything.exists():
             _link_all(parts, everything)
     return everything
+
+
+def build_module(home: Path, module: Module, report: Callable[[str], None] = lambda _line: None) -> Path:
+    """Return the folder with the programs of a module that is not a part of every test cluster.
+
+    Args and raises: as `build`.
+    """
+    with _locked_store(home) as store:
+        return _build_module(store, module, report)
+
+
+@contextmanager
+def _locked_store(home: Path) -> Iterator[Path]:
+    store = home / "binaries"
+    store.mkdir(parents=True, exist_ok=True)
+    with (store / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield store
 
 
 def are_built(home: Path) -> bool:
