@@ -6,8 +6,8 @@ asks for asks for the rest again. Requests for a part are halved, so a job that 
 after about ``log2(n)`` requests. It then keeps a request for one worker more in the queue, and Kueue admits it when
 quota becomes free.
 
-A request for more must not stay for long in the queue while a worker is missing: Kueue holds back the pod that replaces
-a lost one until the request is admitted. The lost worker makes the request smaller, by the same rules.
+While a request for more waits, Kueue also holds back the pod that replaces a lost one. A lost worker makes the request
+smaller, so it does not wait for quota that the job has already.
 """
 
 from __future__ import annotations
@@ -69,20 +69,22 @@ def next_request(
     """
     if previous is None or previous.workers > count:
         return QueueRequest(count, now)
-    asked, admitted = previous.workers, sum(not pod.held_back for pod in workers)
-    waited = now - previous.since
-    if suspended or len(workers) > admitted:
+    asked, waiting = previous.workers, [pod.created for pod in workers if pod.held_back]
+    admitted = len(workers) - len(waiting)
+    if suspended or waiting:
         smallest = max(minimum, admitted + 1)
-        if asked > smallest and waited >= PATIENCE_SECONDS:
+        waits_since = max(previous.since, min(waiting, default=previous.since))
+        if asked > smallest and now - waits_since >= PATIENCE_SECONDS:
             return QueueRequest(max(smallest, (asked + admitted) // 2), now)
-    elif asked < count and admitted >= asked and waited >= SETTLED_SECONDS:
+    elif asked < count and admitted >= asked and now - previous.since >= SETTLED_SECONDS:
         return QueueRequest(count, now)
     return previous
 
 
-def next_change(request: QueueRequest, now: float) -> float | None:
+def next_change(request: QueueRequest, workers: Sequence[Worker], now: float) -> float | None:
     """Seconds until the request may change by the passage of time alone; None if it does not."""
-    left = (request.since + wait - now for wait in (SETTLED_SECONDS, PATIENCE_SECONDS))
+    waiting = [pod.created + PATIENCE_SECONDS - now for pod in workers if pod.held_back]
+    left = (*(request.since + wait - now for wait in (SETTLED_SECONDS, PATIENCE_SECONDS)), *waiting)
     return min((seconds for seconds in left if seconds > 0), default=None)
 
 

@@ -213,7 +213,7 @@ def _requeue_after(context: ReconcileContext) -> float | None:
     now, settings, observed = context.now, context.settings, context.observed
     waits = [next_overdue(context.job, observed.workers, now)]
     if context.queue_request is not None:
-        waits.append(next_change(context.queue_request, now))
+        waits.append(next_change(context.queue_request, observed.workers, now))
     if context.outcome is not None and context.target is not ClusterTarget.KEEP and "RayCluster" in observed.children:
         waits.append(context.cleanup_at - now)
     if any(pod.deleting_since is not None for pod in observed.pods):

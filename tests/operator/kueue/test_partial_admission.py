@@ -83,9 +83,18 @@ def test_smaller_request_deletes_the_newest_of_the_pods_that_wait() -> None:
 
 def test_next_change_is_when_a_limit_passes() -> None:
     request = QueueRequest(4, 100.0)
-    assert next_change(request, 100.0) == SETTLED_SECONDS
-    assert next_change(request, 115.0) == PATIENCE_SECONDS - 15.0
-    assert next_change(request, 131.0) is None
+    assert next_change(request, [], 100.0) == SETTLED_SECONDS
+    assert next_change(request, [], 115.0) == PATIENCE_SECONDS - 15.0
+    assert next_change(request, [], 131.0) is None
+    assert next_change(request, [Pod("new", held_back=True, created=130.0)], 131.0) == PATIENCE_SECONDS - 1.0
+
+
+def test_replacements_of_lost_workers_get_time_to_be_admitted() -> None:
+    request, lost_at = QueueRequest(4, 0.0), 1000.0
+    workers = [*pods(2), Pod("new-0", held_back=True, created=lost_at), Pod("new-1", held_back=True, created=lost_at)]
+    for seconds, expected in ((5.0, 4), (PATIENCE_SECONDS, 3)):
+        found = next_request(request, workers, COUNT, MINIMUM, lost_at + seconds, suspended=False)
+        assert found.workers == expected
 
 
 class Queue:
