@@ -46,6 +46,7 @@ def make_bridge() -> None:
     ip("link", "add", BRIDGE, "type", "bridge")
     ip("address", "add", f"{CONTROL_PLANE}/{PREFIX}", "dev", BRIDGE)
     ip("link", "set", BRIDGE, "up")
+    ip("route", "add", SERVICES, "dev", BRIDGE)  # kube-proxy needs a route: the API server calls webhooks by Services
 
 
 def plug_in(node: str, number: int, pid: int) -> None:
