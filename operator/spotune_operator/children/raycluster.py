@@ -73,8 +73,8 @@ def ray_cluster_without_spec(resolved: ResolvedJob) -> dict[str, Any]:
       job. The annotation makes it one (RayCluster: Kueue 0.14, behind the feature gate ElasticJobsViaWorkloadSlices; on
       by default from 0.18): it can grow and shrink, and a scheduling gate holds back pods that wait for quota. Neither
       the annotation nor the queue of a running cluster can be changed later.
-    - On admission Kueue adds the labels of its flavor to ``nodeSelector``, and tolerations. Node selectors are merged
-      with the operator's; of the tolerations, those applied last remain. No group may be named head.
+    - On admission Kueue writes into the templates of worker groups, so an existing RayCluster is only scaled
+      (``kueue/scaling.py`` has why). No group may be named head.
     """
     cluster = resolved.child("ray.io/v1", "RayCluster", "cluster")
     settings = resolved.job.spec.cluster

@@ -96,6 +96,7 @@ class Child:
         storage_class: Of a claim.
         capacity: Of a claim: the size of its volume, as a quantity.
         suspended: Of a RayCluster: ``spec.suspend``.
+        groups: Of a RayCluster: name and number of workers of each group.
         problem: Of a RayCluster: why KubeRay cannot create its pods.
     """
 
@@ -110,6 +111,7 @@ class Child:
     storage_class: str = ""
     capacity: str = ""
     suspended: bool = False
+    groups: Sequence[tuple[str, int]] = ()
     problem: PodProblem | None = None
 
 
@@ -205,6 +207,9 @@ def child_view(raw: Mapping[str, Any], kind: str) -> Child:
         storage_class=spec.get("storageClassName") or "" if kind == "PersistentVolumeClaim" else "",
         capacity=(status.get("capacity") or {}).get("storage", ""),
         suspended=bool(spec.get("suspend")),
+        groups=tuple(
+            (group["groupName"], int(group.get("replicas") or 0)) for group in spec.get("workerGroupSpecs") or ()
+        ),
         problem=pod_problem(raw) if kind == "RayCluster" else None,
     )
 

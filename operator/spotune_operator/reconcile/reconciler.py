@@ -17,13 +17,15 @@ from spotune.errors import JobError
 from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
+from spotune_operator.errors import RefusedError
 from spotune_operator.kube.applier import ChildApplier
 from spotune_operator.kube.client import CHILDREN, JOBS, SERVICES, Kube, Manifest
 from spotune_operator.kube.pod_deletion import force_delete, give_notice
 from spotune_operator.kube.status_writer import StatusWriter
+from spotune_operator.kueue.scaling import is_queued, scale_operations
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.job_services import controller_uid
-from spotune_operator.observe.state import JobKey, Observed
+from spotune_operator.observe.state import Child, JobKey, Observed
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.decide import Decision, decide, stalled
 from spotune_operator.reconcile.desired_children import DesiredChildren, DesiredChildrenCache, render
@@ -181,8 +183,20 @@ class Reconciler:
             found = await self._kube.find(SERVICES, job.namespace, name)
             if found is not None and controller_uid(found) != job.uid:
                 return not_of_this_job(name)
+        if isinstance(child, Child) and not child.deleting and is_queued(manifest):
+            return await self._scale(child, manifest)
         live = child.digest if child is not None else None
         return await self._applier.apply(job.key, manifest, live, again=kind in observed.refused)
+
+    async def _scale(self, cluster: Child, manifest: Manifest) -> str:
+        """Change the number of workers of a RayCluster in a queue; returns why that was rejected."""
+        operations = scale_operations(manifest, cluster.groups)
+        try:
+            if operations:
+                await self._kube.json_patch(CHILDREN[cluster.kind], cluster.namespace, cluster.name, operations)
+        except RefusedError as error:
+            return str(error).partition("\n")[0]
+        return ""
 
     def _forget(self, key: JobKey) -> None:
         """Forget a deleted job."""
