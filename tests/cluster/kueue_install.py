@@ -66,6 +66,9 @@ def installed(cluster: ClusterUnderTest) -> Iterator[None]:
     try:
         yield
     finally:
+        kinds = ("localqueues", "clusterqueues", "workloads", "resourceflavors", "workloadpriorityclasses")
+        for kind in kinds:  # Kueue itself removes their finalizers, so it has to run still
+            kubectl("delete", f"{kind}.kueue.x-k8s.io", "--all", "--all-namespaces", "--timeout=60s", timeout=70)
         chart.helm("uninstall", "kueue", "--wait", f"--timeout={_SECONDS}s", *where)
 
 

@@ -1,8 +1,8 @@
 """Changes the number of workers of a RayCluster that Kueue manages.
 
 Kueue writes into the templates of worker groups: node selectors and tolerations of flavors, its scheduling gate, and
-the annotations by which it finds their pods. The list of groups is atomic, so an apply would remove all of it. Once such
-a RayCluster exists, only its numbers of workers are patched.
+the annotations by which it finds their pods. The list of groups is atomic, so an apply would remove all of it. Once
+such a RayCluster exists, only its numbers of workers are patched.
 """
 
 from __future__ import annotations
