@@ -12,7 +12,7 @@ from typing import Any, Final
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.kube.digest import content_digest
 from spotune_operator.kube.timestamps import unix_time
-from spotune_operator.kueue.names import is_held_back
+from spotune_operator.kueue.names import cannot_be_admitted, is_held_back
 from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.pod_problems import PodProblem, pod_problem
@@ -96,6 +96,7 @@ class Child:
         storage_class: Of a claim.
         capacity: Of a claim: the size of its volume, as a quantity.
         suspended: Of a RayCluster: ``spec.suspend``.
+        cannot_be_admitted: Of a RayCluster in a queue: whether Kueue can admit it only if it is created anew.
         groups: Of a RayCluster: name and number of workers of each group.
         problem: Of a RayCluster: why KubeRay cannot create its pods.
     """
@@ -111,6 +112,7 @@ class Child:
     storage_class: str = ""
     capacity: str = ""
     suspended: bool = False
+    cannot_be_admitted: bool = False
     groups: Sequence[tuple[str, int]] = ()
     problem: PodProblem | None = None
 
@@ -207,6 +209,7 @@ def child_view(raw: Mapping[str, Any], kind: str) -> Child:
         storage_class=spec.get("storageClassName") or "" if kind == "PersistentVolumeClaim" else "",
         capacity=(status.get("capacity") or {}).get("storage", ""),
         suspended=bool(spec.get("suspend")),
+        cannot_be_admitted=cannot_be_admitted(spec),
         groups=tuple(
             (group["groupName"], int(group.get("replicas") or 0)) for group in spec.get("workerGroupSpecs") or ()
         ),

@@ -129,6 +129,9 @@ def _cluster_ready(context: ReconcileContext) -> Finding:
         return Finding("ClusterReady", "False", "Released", "the workers are deleted; the head follows")
     if context.is_paused:
         return Finding("ClusterReady", "False", "Freed", "the pods stop until the job continues")
+    if context.waits_in_queue:
+        queue = context.job.spec.cluster.queue_name
+        return Finding("ClusterReady", "False", "Queued", f"the job waits for quota in queue {queue}")
     problem = observed.pod_problem
     if observed.head is None or not observed.head.ready:
         shown = problem or PodProblem("HeadPending", "the head pod is starting")

@@ -97,13 +97,14 @@ def decide(
     target = context.target
     cluster = observed.children.get("RayCluster")
     manifests = [_claim(desired, observed), *desired.others]
-    if target not in (ClusterTarget.DELETE, ClusterTarget.KEEP):
+    is_deleted = target is ClusterTarget.DELETE or context.needs_new_cluster
+    if target is not ClusterTarget.KEEP and not is_deleted:
         suspend = target is ClusterTarget.SUSPEND
         manifests.append(pinned_cluster(desired.resolved, desired.pinned, context.replicas, suspend=suspend))
     manifests.append(service_to_apply(desired.service, context))
     return Decision(
         apply=[manifest for manifest in manifests if manifest is not None],
-        delete=[cluster] if target is ClusterTarget.DELETE and cluster is not None and not cluster.deleting else [],
+        delete=[cluster] if is_deleted and cluster is not None and not cluster.deleting else [],
         delete_services=services_to_delete(context),
         give_notice=_workers_to_notify(observed) if settings.heed_preemption else [],
         force_delete=stuck_pods(observed.pods, observed.nodes, now),

@@ -259,11 +259,22 @@ class ReconcileContext:
             return None
         since = unix_time(previous.since) if previous is not None else None
         asked = QueueRequest(previous.workers, since) if previous is not None and since is not None else None
-        cluster = self.observed.children.get("RayCluster")
-        is_suspended = cluster is not None and cluster.suspended
         return next_request(
-            asked, self._queued_workers, workers.count, workers.min_count, self.now, suspended=is_suspended
+            asked, self._queued_workers, workers.count, workers.min_count, self.now, suspended=self.waits_in_queue
         )
+
+    @property
+    def waits_in_queue(self) -> bool:
+        """Whether Kueue keeps the whole RayCluster from running: it is not admitted yet, or was preempted."""
+        cluster = self.observed.children.get("RayCluster")
+        return bool(self.job.spec.cluster.queue_name) and cluster is not None and cluster.suspended
+
+    @property
+    def needs_new_cluster(self) -> bool:
+        """Whether the RayCluster is deleted and created again: Kueue has preempted it and cannot admit it again."""
+        cluster = self.observed.children.get("RayCluster")
+        is_stuck = self.waits_in_queue and cluster is not None and cluster.cannot_be_admitted
+        return is_stuck and self.target is ClusterTarget.RUN and not self.observed.pods
 
     @property
     def _queued_workers(self) -> list[Pod]:

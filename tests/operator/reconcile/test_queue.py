@@ -65,3 +65,18 @@ def test_a_job_asks_once_its_preflight_has_passed() -> None:
     scenario = Scenario(a_cluster_job(cluster={"provider": "none", "queueName": "team"}), now=NOW)
     scenario.decide()
     assert scenario.status.queue is None
+
+
+def test_preempted_cluster_that_kueue_cannot_admit_again_is_created_anew() -> None:
+    scenario = queued_scenario()
+    scenario.has_children(suspended=True, cannot_be_admitted=True)
+    assert scenario.decide().delete == [], "its pods commit first"
+    scenario.observe(pods=(), poll=None)
+    decision = scenario.decide()
+    assert [child.kind for child in decision.delete] == ["RayCluster"]
+    assert "RayCluster" not in {manifest["kind"] for manifest in decision.apply}
+    assert scenario.condition("ClusterReady").message == "the job waits for quota in queue team"
+    scenario.observe(children={})
+    assert replicas(scenario.decide())["workers"] >= 1
+    scenario.has_children(suspended=True)
+    assert scenario.decide().delete == [], "it waits for its first admission"
