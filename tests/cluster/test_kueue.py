@@ -69,7 +69,7 @@ def _starts(workplace: Workplace) -> bool:
 
 def manifest(workplace: Workplace, name: str, minimum: int) -> dict[str, Any]:
     """A job in the queue."""
-    found = workplace.manifest(name, training={"maxSteps": ENDLESS}, workers={"min": minimum})
+    found = workplace.manifest(name, training={"maxSteps": ENDLESS}, workers={"min": minimum, "resizeCooldown": "5s"})
     found["spec"]["cluster"] |= {"queueName": kueue.QUEUE, "queuePriorityClass": "low"}
     return found
 
