@@ -7,6 +7,7 @@ from spotune.job.finetunejob import KIND, FinetuneJob, FinetuneJobSpec
 from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
 from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
+from spotune.job.pools import PoolSpec, PoolStatus, cheapest_first
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import (
     BestStatus,
@@ -52,6 +53,8 @@ __all__ = [
     "ModelSpec",
     "OutputSpec",
     "PinnedStatus",
+    "PoolSpec",
+    "PoolStatus",
     "PrepareSpec",
     "RestartsStatus",
     "RetrySpec",
@@ -63,4 +66,5 @@ __all__ = [
     "TrainingSpec",
     "WandbSpec",
     "WorkersSpec",
+    "cheapest_first",
 ]

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from spotune.custom_resource.status import Conditions, StatusSection, Timestamp
+from spotune.job.pools import PoolStatus
 
 
 class RestartsStatus(StatusSection):
@@ -133,6 +134,10 @@ class FinetuneJobStatus(StatusSection):
     """Fraction of the time spent on steps that count, 0 to 1."""
     gpu_seconds: GpuSecondsStatus = GpuSecondsStatus()
     """GPU seconds used."""
+    pools: list[PoolStatus] = Field(default=[])
+    """The workers in each of workers.pools, and what was refused where."""
+    pools_moved_at: Timestamp | None = None
+    """Time at which workers last left a pool for a better one (RFC 3339)."""
     last_progress_time: Timestamp | None = None
     """Time of the newest step, or of the start or resume of the job (RFC 3339)."""
     pinned: PinnedStatus | None = None
