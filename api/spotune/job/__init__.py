@@ -11,6 +11,7 @@ from spotune.job.pools import PoolSpec, PoolStatus, cheapest_first
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import (
     BestStatus,
+    CostStatus,
     FinetuneJobStatus,
     GpuSecondsStatus,
     LastCheckpointStatus,
@@ -31,6 +32,7 @@ __all__ = [
     "CheckpointSpec",
     "CleanupSpec",
     "ClusterSpec",
+    "CostStatus",
     "CredentialsSpec",
     "DatasetSpec",
     "EarlyStoppingSpec",

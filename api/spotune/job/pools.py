@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from spotune.custom_resource.base import PositiveDuration, PositiveInt, Section, invalid
-from spotune.custom_resource.metadata import DnsLabel
+from spotune.custom_resource.metadata import NAME_PATTERN, DnsLabel
 from spotune.custom_resource.status import StatusSection, Timestamp
 from spotune.units.prices import Price
 
@@ -36,19 +36,21 @@ def _check_pool_name(name: str) -> str:
     return name
 
 
+_NAME_SCHEMA = WithJsonSchema({"type": "string", "maxLength": MAX_POOL_NAME, "pattern": f"^{NAME_PATTERN}$"})
+
+
 class PoolSpec(Section):
     """Nodes of one kind that may carry workers."""
 
-    name: Annotated[str, DnsLabel, AfterValidator(_check_pool_name)]
+    name: Annotated[str, DnsLabel, AfterValidator(_check_pool_name), _NAME_SCHEMA]
     """Name of the pool, and of its worker group in the RayCluster: a-z, 0-9 and -, at most 30 characters."""
     capacity: Literal["spot", "on-demand"] = "spot"
     """Kind of the nodes."""
     zone: _LabelValue = ""
-    """Zone of the nodes: their label topology.kubernetes.io/zone. Empty: any."""
+    """Zone of the nodes (topology.kubernetes.io/zone). Empty: any."""
     gpu_type: _LabelValue = ""
-    """GPU of the nodes, as the provider's label names it: cloud.google.com/gke-accelerator on GKE, instance-gpu-name of
-    Karpenter or EKS Auto Mode on EKS, elsewhere nvidia.com/gpu.product of NVIDIA's GPU feature discovery. Empty: any.
-    One worker group never has GPUs of two types, unless mixGpuTypes is true."""
+    """GPU of the nodes, as their label names it: cloud.google.com/gke-accelerator on GKE, instance-gpu-name of
+    Karpenter or Auto Mode on EKS, else nvidia.com/gpu.product. Empty: any."""
     node_selector: Annotated[dict[str, _LabelValue], Field(max_length=MAX_SELECTOR_LABELS)] = Field(default={})
     """More labels that the nodes must have."""
     price: Price | None = None
@@ -100,10 +102,10 @@ def check_pools(workers: "WorkersSpec") -> None:
         return
     if workers.capacity != "spot":
         invalid("capacity", "pools have a capacity each: remove workers.capacity, and set capacity of each pool")
-    if workers.on_demand_after != workers.model_fields["on_demand_after"].default:
+    if workers.on_demand_after != type(workers).model_fields["on_demand_after"].default:
         invalid("onDemandAfter", "is not used with pools: remove it, and set poolPatience")
     for index, pool in enumerate(pools):
-        _check_pool(pool, f"pools.{index}", pools[:index])
+        _check_pool(pool, f"pools[{index}]", pools[:index])
     most = sum(pool.max or workers.count for pool in pools)
     if most < workers.min_count:
         invalid("pools", f"carry {most} pods at most (the sum of max), fewer than min, {workers.min}: raise max")

@@ -58,6 +58,25 @@ class GpuSecondsStatus(StatusSection):
     """Time up to which they are counted (RFC 3339)."""
 
 
+class CostStatus(StatusSection):
+    """Money for the nodes of workers, whether these trained or not; a worker is taken to have a node for itself."""
+
+    spent: float | None = None
+    """Money spent, in `currency`."""
+    saved: float | None = None
+    """Money saved, compared with the same nodes on demand."""
+    currency: str = ""
+    """Currency of the prices: a code of ISO 4217."""
+    source: str = ""
+    """Source of the prices: workers.pools, or that of the operator's values."""
+    date: str = ""
+    """Day of the prices; empty if it is not known."""
+    unpriced_node_seconds: float = 0
+    """Seconds of nodes without a price, which are not in `spent`."""
+    unknown: str = ""
+    """What is not known, and why."""
+
+
 class PinnedStatus(StatusSection):
     """Settings fixed for the job's lifetime. A change of the spec updates them; an operator upgrade does not."""
 
@@ -134,6 +153,8 @@ class FinetuneJobStatus(StatusSection):
     """Fraction of the time spent on steps that count, 0 to 1."""
     gpu_seconds: GpuSecondsStatus = GpuSecondsStatus()
     """GPU seconds used."""
+    cost: CostStatus | None = None
+    """Money spent and saved."""
     pools: list[PoolStatus] = Field(default=[])
     """The workers in each of workers.pools, and what was refused where."""
     pools_moved_at: Timestamp | None = None

@@ -37,4 +37,4 @@ class Price(CheckedText):
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """JSON schema for the CRD: a string with a pattern."""
-        return {"type": "string", "pattern": cls.PATTERN}
+        return {"type": "string", "pattern": cls.PATTERN, "maxLength": 24}

@@ -30,10 +30,13 @@ from functools import cached_property
 from typing import Final, Literal
 
 from spotune.job import FinetuneJob, FinetuneJobStatus
+from spotune.pools.choice import Choice
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, Replicas
 from spotune_operator.kube.conditions import find, is_true, since
 from spotune_operator.observe.state import Observed, Pod
 from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, Freshness, PollResult, ProgressResponse
+from spotune_operator.providers import Provider
+from spotune_operator.reconcile.pools.choosing import choose_pools, replicas_of
 from spotune_operator.settings import Settings
 
 Outcome = Literal["trained", "failed"]
@@ -79,6 +82,7 @@ class ReconcileContext:
         observed: The state of the cluster.
         now: Unix time.
         settings: The operator's.
+        provider: The cloud of the nodes; None if it does not matter.
     """
 
     job: FinetuneJob
@@ -90,6 +94,7 @@ class ReconcileContext:
     observed: Observed
     now: float
     settings: Settings
+    provider: Provider | None = None
 
     # Progress and its freshness
 
@@ -235,12 +240,23 @@ class ReconcileContext:
         return not self.prepares_data or earlier or self.progress.phase in _PHASES_AFTER_PREPARATION
 
     @cached_property
+    def pool_choice(self) -> Choice | None:
+        """The desired workers of each pool; None without pools."""
+        workers = self.job.spec.workers
+        if not workers.pools:
+            return None
+        count = workers.count if self.preflight_passed and self.data_prepared else 0
+        return choose_pools(self.job, self.observed.pods, self.previous, count, self.generation, self.now)
+
+    @cached_property
     def replicas(self) -> Replicas:
         """The desired number of worker pods: 0 until the preflight has passed and the data is prepared."""
         has_work = self.preflight_passed and self.data_prepared
         if self.target in (ClusterTarget.HEAD_ONLY, ClusterTarget.DELETE) or not has_work:
             return Replicas(0)
         count = self.job.spec.workers.count
+        if self.pool_choice is not None:
+            return replicas_of(self.pool_choice)
         return Replicas(count, min(count, len(overdue(self.job, self.observed.workers, self.now))))
 
 

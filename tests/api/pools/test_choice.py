@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import pairwise
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +51,7 @@ def test_a_pool_that_refused_is_probed_with_one_worker_after_pauses_that_grow() 
             refused.append(after)
         if refused:
             most_waiting = max(most_waiting, cluster.waiting().get("cheap", 0))
-    waits = [later - earlier - 60.0 for earlier, later in zip(refused, refused[1:], strict=False)]
+    waits = [later - earlier - 60.0 for earlier, later in pairwise(refused)]
     assert waits[:4] == [60.0, 120.0, 240.0, 480.0]
     assert most_waiting == 1
     assert cluster.ready() == {"dear": 3}
@@ -224,7 +225,7 @@ def test_moves_are_at_least_a_cooldown_apart(count: int, history: list[tuple[int
         for _ in range(steps):
             cluster.step(10)
     times = sorted(set(cluster.moves))
-    assert all(later - earlier >= 300.0 for earlier, later in zip(times, times[1:], strict=False))
+    assert all(later - earlier >= 300.0 for earlier, later in pairwise(times))
 
 
 def _assert_best(ready: dict[str, int], pools: tuple[Pool, ...], count: int) -> None:
