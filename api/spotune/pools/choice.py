@@ -16,108 +16,15 @@ Workers that are to be removed are named, and remembered until they are gone: th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-MAX_PAUSE_SECONDS: Final = 3600.0
-"""A pool that has refused is left alone no longer than this, or than its patience if that is longer."""
-FORGET_AFTER_PAUSES: Final = 4
-"""A refusal is forgotten after so many of its pauses, so that the next one does not count as a repetition."""
+from spotune.pools.terms import Choice, Pool, PoolMemory, Wish, Worker, pause_seconds, without_old_refusals
+
 STARTING_SECONDS: Final = 600.0
 """A worker that has a node and is not ready after so long is not waited for."""
-
-
-@dataclass(frozen=True)
-class Pool:
-    """A pool of nodes.
-
-    Attributes:
-        name: Its name.
-        most: Maximum number of workers in it.
-        after: Its patience: seconds that a worker waits for a node.
-        kind: Workers of different kinds never train together.
-    """
-
-    name: str
-    most: int
-    after: float
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class Worker:
-    """A worker pod.
-
-    Attributes:
-        name: Its name.
-        pool: Name of its pool.
-        created: Unix time.
-        has_node: Whether it has a node; otherwise it waits for one.
-        ready: Whether it can train.
-        is_going: Whether it is being deleted.
-    """
-
-    name: str
-    pool: str
-    created: float
-    has_node: bool = False
-    ready: bool = False
-    is_going: bool = False
-
-
-@dataclass(frozen=True)
-class PoolMemory:
-    """What is remembered of a pool.
-
-    Attributes:
-        refusals: How often in a row no node came in time.
-        refused_at: Unix time of the last refusal; None without one.
-        retry_at: Unix time before which the pool is left alone.
-        leaving: Names of workers that are being removed.
-    """
-
-    refusals: int = 0
-    refused_at: float | None = None
-    retry_at: float | None = None
-    leaving: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the job asks for.
-
-    Attributes:
-        count: Desired number of workers.
-        minimum: Number with which it can train.
-        cooldown: Minimum seconds between two moves.
-    """
-
-    count: int
-    minimum: int = 1
-    cooldown: float = 600.0
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The desired workers of each pool.
-
-    Attributes:
-        replicas: Number of workers by pool, without those that leave.
-        memory: What to remember, by pool; with the workers to remove.
-        moved_at: Unix time of the last move; None before the first.
-        next_change: Unix time at which the choice may change without an event; None: it does not.
-    """
-
-    replicas: Mapping[str, int]
-    memory: Mapping[str, PoolMemory]
-    moved_at: float | None
-    next_change: float | None
-
-
-def pause_seconds(pool: Pool, refusals: int) -> float:
-    """How long a pool is left alone after so many refusals in a row: its patience, doubled each time."""
-    return float(min(pool.after * 2.0 ** min(refusals - 1, 32), max(MAX_PAUSE_SECONDS, pool.after)))
 
 
 def choose(
@@ -192,7 +99,9 @@ class _Chooser:
         now: float,
     ) -> None:
         self._wish, self._moved_at, self._now = wish, moved_at, now
-        self._states = [_State(pool, _forget_old(pool, memory.get(pool.name, PoolMemory()), now)) for pool in pools]
+        self._states = [
+            _State(pool, without_old_refusals(pool, memory.get(pool.name, PoolMemory()), now)) for pool in pools
+        ]
         by_name = {state.pool.name: state for state in self._states}
         for worker in sorted(workers, key=lambda each: (each.created, each.name)):
             state = by_name.get(worker.pool)
@@ -224,7 +133,9 @@ class _Chooser:
                 state.remove(worker)
         return Choice(
             replicas={state.pool.name: len(state.held) + state.wanted for state in self._states},
-            memory={state.pool.name: replace(state.memory, leaving=tuple(state.leaving)) for state in self._states},
+            memory={
+                state.pool.name: replace(state.memory, leaving=tuple(sorted(state.leaving))) for state in self._states
+            },
             moved_at=self._moved_at,
             next_change=self._next_change(),
         )
@@ -294,7 +205,8 @@ class _Chooser:
             The pools of the kind that is filled; none if there is none.
         """
         ready = sum(worker.ready for state in own for worker in state.held)
-        lacks = missing > 0 and (self._may_move or ready < self._wish.minimum)
+        cannot_train = ready < self._wish.minimum
+        lacks = missing > 0 and (self._may_move or cannot_train)
         is_complete = _held(own) >= self._wish.count
         worst = max((self._states.index(state) for state in own if state.held), default=-1)
         for kind in others:
@@ -304,6 +216,7 @@ class _Chooser:
                 if not (is_complete and self._may_move and usable):
                     continue
             needed = self._wish.count - _held(kind)
+            usable = [state for state in usable if state.is_open or state.is_due(self._now) or cannot_train]
             most = _held(kind) + sum(state.room for state in usable)
             if most < self._wish.count and not (lacks and most > _held(own)):
                 continue
@@ -313,11 +226,13 @@ class _Chooser:
                     state.wanted = share
                     needed -= share
                 else:
-                    state.wanted = int(share > 0 and (ready < self._wish.minimum or state.is_due(self._now)))
+                    state.wanted = int(share > 0)
             has_begun = _held(kind) > 0 or any(state.is_open and state.wanted for state in kind)
             is_possible = needed <= 0 or (lacks and _held(kind) > _held(own))
             if has_begun and (is_possible or any(state.is_open and state.wanted for state in kind)):
                 return kind
+            if not lacks and any(state.wanted for state in kind):
+                break  # one kind after the other: two that are probed at once would both get nodes
         return []
 
     # Which workers are released
@@ -353,13 +268,18 @@ class _Chooser:
         Returns:
             The number of workers removed that were ready.
         """
-        released = sum(_release(state) for kind in others if kind is not attempted for state in kind)
+        trained_since = min(
+            (worker.created for state in own for worker in state.held if worker.ready), default=self._now
+        )
+        released = sum(
+            _release(state, before=trained_since) for kind in others if kind is not attempted for state in kind
+        )
         ready = sum(worker.ready for state in attempted for worker in state.held)
         if not attempted or ready < self._wish.count or not self._may_move:
             return released
         for state in own:
             state.wanted = 0
-            released += _release(state)
+            released += _release(state, before=math.inf)
         return released
 
     def _is_starting(self, state: _State, worker: Worker) -> bool:
@@ -375,22 +295,17 @@ class _Chooser:
         return min((each for each in times if each > self._now), default=None)
 
 
-def _release(state: _State) -> int:
-    """Remove all workers with a node; returns how many of them were ready."""
+def _release(state: _State, before: float) -> int:
+    """Remove all workers with a node; returns how many of them were ready, and created before this Unix time.
+
+    Of a kind that is not in use, only such workers may have trained: those of a kind that was just tried are younger.
+    """
     held = list(state.held)
     for worker in held:
         state.remove(worker)
-    return sum(worker.ready for worker in held)
+    return sum(worker.ready and worker.created < before for worker in held)
 
 
 def _held(states: Iterable[_State]) -> int:
     """Number of workers with a node."""
     return sum(len(state.held) for state in states)
-
-
-def _forget_old(pool: Pool, memory: PoolMemory, now: float) -> PoolMemory:
-    if memory.refused_at is None:
-        return memory
-    if now - memory.refused_at < FORGET_AFTER_PAUSES * pause_seconds(pool, max(1, memory.refusals)):
-        return memory
-    return PoolMemory(leaving=memory.leaving)

@@ -30,7 +30,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from spotune.job import FinetuneJob, FinetuneJobStatus
-from spotune.pools.choice import Choice
+from spotune.pools.terms import Choice
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, Replicas
 from spotune_operator.kube.conditions import find, is_true, since
 from spotune_operator.observe.state import Observed, Pod

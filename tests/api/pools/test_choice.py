@@ -7,7 +7,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotune.pools.choice import MAX_PAUSE_SECONDS, Pool, PoolMemory, Wish, Worker, choose, pause_seconds
+from spotune.pools.choice import choose
+from spotune.pools.terms import MAX_PAUSE_SECONDS, Pool, PoolMemory, Wish, Worker, pause_seconds
 from tests.api.support.simulated_pools import SimulatedPools
 
 CHEAP, DEAR, LAST = Pool("cheap", 4, 60.0), Pool("dear", 4, 60.0), Pool("last", 4, 60.0)

@@ -26,8 +26,8 @@ WRONG_POOLS = [
             "name with capitals",
             _pools("{name: A}"),
             (
-                "pools[0].name: 'A' is not a valid Kubernetes name: use a-z, 0-9 and -, and start and end with a letter "
-                "or digit"
+                "pools[0].name: 'A' is not a valid Kubernetes name: use a-z, 0-9 and -, and start and end with a "
+                "letter or digit"
             ),
         ),
         (
@@ -51,7 +51,10 @@ WRONG_POOLS = [
         (
             "two zones",
             _pools("{name: a, zone: y, nodeSelector: {topology.kubernetes.io/zone: z}}"),
-            "pools[0].zone: contradicts nodeSelector, which has another topology.kubernetes.io/zone: remove one of them",
+            (
+                "pools[0].zone: contradicts nodeSelector, which has another topology.kubernetes.io/zone: "
+                "remove one of them"
+            ),
         ),
         (
             "fewer than the minimum",

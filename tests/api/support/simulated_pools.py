@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from spotune.pools.choice import Choice, Pool, PoolMemory, Wish, Worker, choose
+from spotune.pools.choice import choose
+from spotune.pools.terms import Choice, Pool, PoolMemory, Wish, Worker
 
 
 @dataclass
