@@ -7,9 +7,13 @@ from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule, has_defaults, unless_absent
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES, PREPARE_RULES
-from spotune.crd.precision_rules import PRECISION_RULES, SAME_PRECISION
-from spotune.crd.reproducible_rules import REPRODUCIBLE_EXECUTION_RULES, REPRODUCIBLE_RULES
-from spotune.crd.rules.pool_rules import POOL_RULES, WORKERS_RULES
+from spotune.crd.execution_rules import (
+    PRECISION_RULES,
+    REPRODUCIBLE_EXECUTION_RULES,
+    REPRODUCIBLE_RULES,
+    SAME_PRECISION,
+)
+from spotune.crd.pool_rules import POOL_RULES, WORKERS_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.crd.storage_rules import STORAGE_RULES, STORAGE_SECTION_RULES
 from spotune.crd.training_rules import TRAINING_RULES

@@ -66,7 +66,17 @@ class WorkersSpec(Section):
     def _check_min(self) -> Self:
         if self.min_count > self.count:
             invalid("min", f"{self.min} is more than count, {self.count}")
-        check_pools(self)
+        check_pools(self.pools, self.count, self.min_count)
+        return self
+
+    @model_validator(mode="after")
+    def _check_fields_beside_pools(self) -> Self:
+        if not self.pools and self.mix_gpu_types:
+            invalid("mixGpuTypes", "is only used with pools: remove it, or set pools")
+        if self.pools and self.capacity != "spot":
+            invalid("capacity", "pools have a capacity each: remove workers.capacity, and set capacity of each pool")
+        if self.pools and self.on_demand_after != type(self).model_fields["on_demand_after"].default:
+            invalid("onDemandAfter", "is not used with pools: remove it, and set poolPatience")
         return self
 
 

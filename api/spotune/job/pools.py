@@ -1,7 +1,7 @@
 """The pools of nodes that may carry workers, cheapest first, and what the status says of them."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema
 
@@ -9,9 +9,6 @@ from spotune.custom_resource.base import PositiveDuration, PositiveInt, Section,
 from spotune.custom_resource.metadata import NAME_PATTERN, DnsLabel
 from spotune.custom_resource.status import StatusSection, Timestamp
 from spotune.units.prices import Price
-
-if TYPE_CHECKING:
-    from spotune.job.cluster import WorkersSpec
 
 MAX_POOLS: Final = 16
 """Kubernetes requires a bound for rules that compare each pool with each other."""
@@ -89,26 +86,22 @@ def cheapest_first(pools: Sequence[PoolSpec]) -> list[PoolSpec]:
     return sorted(pools, key=lambda pool: pool.price.amount if pool.price is not None else 0.0)
 
 
-def check_pools(workers: "WorkersSpec") -> None:
-    """Refuse pools that contradict each other or other fields of `workers`.
+def check_pools(pools: Sequence[PoolSpec], count: int, minimum: int) -> None:
+    """Refuse pools that contradict each other, or have too few pods.
+
+    Args:
+        pools: In the order of the job file.
+        count: ``workers.count``.
+        minimum: The least number of pods.
 
     Raises:
         PydanticCustomError: With the field and the remedy.
     """
-    pools = workers.pools
-    if not pools:
-        if workers.mix_gpu_types:
-            invalid("mixGpuTypes", "is only used with pools: remove it, or set pools")
-        return
-    if workers.capacity != "spot":
-        invalid("capacity", "pools have a capacity each: remove workers.capacity, and set capacity of each pool")
-    if workers.on_demand_after != type(workers).model_fields["on_demand_after"].default:
-        invalid("onDemandAfter", "is not used with pools: remove it, and set poolPatience")
     for index, pool in enumerate(pools):
         _check_pool(pool, f"pools[{index}]", pools[:index])
-    most = sum(pool.max or workers.count for pool in pools)
-    if most < workers.min_count:
-        invalid("pools", f"carry {most} pods at most (the sum of max), fewer than min, {workers.min}: raise max")
+    most = sum(pool.max or count for pool in pools)
+    if pools and most < minimum:
+        invalid("pools", f"carry {most} pods at most (the sum of max), fewer than min, {minimum}: raise max")
 
 
 def _check_pool(pool: PoolSpec, field: str, before: Sequence[PoolSpec]) -> None:

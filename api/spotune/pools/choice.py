@@ -83,6 +83,9 @@ class _State:
     def is_due(self, now: float) -> bool:
         return self.memory.retry_at is None or now >= self.memory.retry_at
 
+    def new_memory(self) -> PoolMemory:
+        return replace(self.memory, leaving=tuple(sorted(self.leaving)))
+
     def remove(self, worker: Worker) -> None:
         self.leaving.append(worker.name)
         (self.held if worker.has_node else self.waiting).remove(worker)
@@ -133,9 +136,7 @@ class _Chooser:
                 state.remove(worker)
         return Choice(
             replicas={state.pool.name: len(state.held) + state.wanted for state in self._states},
-            memory={
-                state.pool.name: replace(state.memory, leaving=tuple(sorted(state.leaving))) for state in self._states
-            },
+            memory={state.pool.name: state.new_memory() for state in self._states},
             moved_at=self._moved_at,
             next_change=self._next_change(),
         )

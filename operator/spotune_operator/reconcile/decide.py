@@ -25,7 +25,7 @@ from spotune_operator.reconcile.job_serving import SERVED, served_finding, servi
 from spotune_operator.reconcile.kstatus import kstatus_findings, stalled_findings
 from spotune_operator.reconcile.phase import phase
 from spotune_operator.reconcile.pinned import pinned_cluster
-from spotune_operator.reconcile.pools.usage import counts, used
+from spotune_operator.reconcile.pools.usage import Usage, counts, used
 from spotune_operator.reconcile.status_fields import training_fields
 from spotune_operator.settings import Settings
 
@@ -136,6 +136,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
     optional = {SERVED, POOLS_MATCH} - findings.keys()
     before = [each for each in context.previous.conditions if each.type not in optional]
     workers = context.job.spec.workers
+    usage = Usage(workers, context.previous, context.observed, context.settings, context.now)
     running = sum(pod.runs for pod in context.observed.workers)
     trained = context.outcome == "trained"
     changes = {
@@ -143,7 +144,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
         "observed_generation": context.generation,
         "phase": phase(context, findings, context.previous.phase),
         "workers": f"{min(running, workers.count)}/{workers.count}",
-        **used(context),
+        **used(usage, context.pool_choice),
         "trained": _trained(context) if trained else None,
         "ray_cluster": resolved.name if "RayCluster" in context.observed.children else "",
         "output": resolved.output if trained else "",
@@ -223,7 +224,7 @@ def _requeue_after(context: ReconcileContext) -> float | None:
         waits.append(settings.poll_seconds)
     if context.poll.failing_since is not None:
         waits.append(context.poll.failing_since + settings.unreachable_seconds - now)
-    if any(counts(context, pod) for pod in observed.pods):
+    if any(counts(context.job.spec.workers, pod) for pod in observed.pods):
         waits.append(settings.poll_seconds)
     if observed.refused:
         waits.append(settings.refused_seconds)

@@ -72,19 +72,19 @@ def first_replicas(job: FinetuneJob, workers: int) -> Replicas:
 
 
 def pool_statuses(
-    job: FinetuneJob, choice: Choice, pods: Iterable[Pod], node_seconds: Mapping[str, float]
+    workers: WorkersSpec, choice: Choice, pods: Iterable[Pod], node_seconds: Mapping[str, float]
 ) -> list[PoolStatus]:
     """The status of each pool, in the order in which they are tried.
 
     Args:
-        job: A job with pools.
+        workers: ``spec.workers`` of a job with pools.
         choice: The last one.
         pods: Its pods.
         node_seconds: Seconds of nodes that ran workers, by pool.
     """
     staying = [pod for pod in pods if pod.component == "workers" and pod.deleting_since is None]
     found = []
-    for pool in cheapest_first(job.spec.workers.pools):
+    for pool in cheapest_first(workers.pools):
         memory = choice.memory[pool.name]
         running = [pod.runs for pod in staying if pod.group == pool.name]
         found.append(

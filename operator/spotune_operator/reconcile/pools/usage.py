@@ -10,44 +10,69 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotune.job import CostStatus, GpuSecondsStatus, PoolSpec, WorkersSpec
+from spotune.job import CostStatus, FinetuneJobStatus, GpuSecondsStatus, PoolSpec, WorkersSpec
+from spotune.pools.terms import Choice
 from spotune.units.prices import Price
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP
 from spotune_operator.kube.timestamps import rfc3339, unix_time
 from spotune_operator.observe.nodes import NodeView
-from spotune_operator.observe.state import Pod
+from spotune_operator.observe.state import Observed, Pod
 from spotune_operator.prices import NodePrice, find_price
-from spotune_operator.reconcile.desired_state import ReconcileContext
 from spotune_operator.reconcile.pools.choosing import pool_statuses
+from spotune_operator.settings import Settings
 
 POOLS_SOURCE = "price of workers.pools"
 """Source of prices that the job has itself."""
 _NO_PRICES = "set price in workers.pools, or prices in the operator's values"
 
 
-def used(context: ReconcileContext) -> dict[str, Any]:
-    """The fields of the status about what the workers have used, and about the pools."""
+@dataclass(frozen=True)
+class Usage:
+    """The input of a count.
+
+    Attributes:
+        workers: ``spec.workers`` of the job.
+        previous: The status of the last reconcile.
+        observed: The state of the cluster.
+        settings: The operator's.
+        now: Unix time.
+    """
+
+    workers: WorkersSpec
+    previous: FinetuneJobStatus
+    observed: Observed
+    settings: Settings
+    now: float
+
+
+def used(context: Usage, choice: Choice | None) -> dict[str, Any]:
+    """The fields of the status about what the workers have used, and about the pools.
+
+    Args:
+        context: The input of the count.
+        choice: The choice between the pools; None without pools.
+    """
     pods = list(_counted(context))
     fields: dict[str, Any] = {"gpu_seconds": gpu_seconds(context, pods), "cost": cost(context, pods)}
-    if context.pool_choice is None:
+    if choice is None:
         return fields | {"pools": [], "pools_moved_at": None}
     seconds = {pool.name: pool.node_seconds for pool in context.previous.pools}
     for pod, lasted in pods:
         seconds[pod.group] = round(seconds.get(pod.group, 0.0) + lasted, 1)
-    moved_at = context.pool_choice.moved_at
+    moved_at = choice.moved_at
     return fields | {
-        "pools": pool_statuses(context.job, context.pool_choice, context.observed.pods, seconds),
+        "pools": pool_statuses(context.workers, choice, context.observed.pods, seconds),
         "pools_moved_at": rfc3339(moved_at) if moved_at is not None else None,
     }
 
 
-def counts(context: ReconcileContext, pod: Pod) -> bool:
+def counts(workers: WorkersSpec, pod: Pod) -> bool:
     """Whether the time of a pod is counted: that of a worker with GPUs, and with pools that of every worker."""
-    is_wanted = bool(pod.gpus) or bool(context.job.spec.workers.pools)
+    is_wanted = bool(pod.gpus) or bool(workers.pools)
     return pod.component == "workers" and is_wanted and pod.started is not None
 
 
-def _counted(context: ReconcileContext) -> Iterator[tuple[Pod, float]]:
+def _counted(context: Usage) -> Iterator[tuple[Pod, float]]:
     """The pods that count, with their seconds since the last count; none if that was just now.
 
     A pod counts from the start of its containers. One that starts and ends between two reconciles is missed.
@@ -57,23 +82,23 @@ def _counted(context: ReconcileContext) -> Iterator[tuple[Pod, float]]:
     if counted is not None and context.now - counted < context.settings.poll_seconds:
         return
     for pod in context.observed.pods:
-        if counts(context, pod):
+        if counts(context.workers, pod):
             yield pod, max(0.0, now - max(pod.started or 0.0, counted or 0.0))
 
 
-def gpu_seconds(context: ReconcileContext, pods: Sequence[tuple[Pod, float]]) -> GpuSecondsStatus:
+def gpu_seconds(context: Usage, pods: Sequence[tuple[Pod, float]]) -> GpuSecondsStatus:
     """The GPU seconds used so far: those of the status, and GPUs of running pods times seconds since then."""
     previous = context.previous.gpu_seconds
     if not pods:
         return previous
     seconds = {True: previous.on_demand, False: previous.spot}
     for pod, lasted in pods:
-        seconds[_is_on_demand(context.job.spec.workers, pod)] += pod.gpus * lasted
+        seconds[_is_on_demand(context.workers, pod)] += pod.gpus * lasted
     as_of = rfc3339(math.floor(context.now))
     return GpuSecondsStatus(spot=round(seconds[False], 1), on_demand=round(seconds[True], 1), as_of=as_of)
 
 
-def cost(context: ReconcileContext, pods: Sequence[tuple[Pod, float]]) -> CostStatus | None:
+def cost(context: Usage, pods: Sequence[tuple[Pod, float]]) -> CostStatus | None:
     """The money spent so far, and saved against the same nodes on demand; None before any worker ran.
 
     A worker is taken to have its node for itself. Nodes without a price are counted apart, so that the sum does not
@@ -103,8 +128,8 @@ class _Price:
     date: str
 
 
-def _price_of(context: ReconcileContext, pod: Pod, node: NodeView | None) -> _Price | None:
-    workers = context.job.spec.workers
+def _price_of(context: Usage, pod: Pod, node: NodeView | None) -> _Price | None:
+    workers = context.workers
     pool = next((each for each in workers.pools if each.name == pod.group), None)
     listed = find_price(context.settings.node_prices, node.labels) if node is not None else None
     is_on_demand = _is_on_demand(workers, pod)

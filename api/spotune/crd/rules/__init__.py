@@ -1,1 +1,0 @@
-"""CEL rules of single sections."""
