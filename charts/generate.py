@@ -17,17 +17,19 @@ from typing import Any
 
 import yaml
 
+from spotune.units.prices import Price
 from spotune_operator.settings import GpuHealing, Settings
 
 CHART = Path(__file__).parent / "spotune"
 DEFINITIONS = Path(__file__).parent.parent / "manifests/crd.yaml"
 _OF_THE_CHART = {
-    *("image", "ray_version", "serving", "serve_image", "serve_vllm_image"),
+    *("image", "ray_version", "serving", "serve_image", "serve_vllm_image", "prices"),
     *("namespace", "monitoring_namespace", "watch_namespaces", "host", "port"),
 }
 """Settings that the templates set or depend on."""
 _NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
 _STRINGS = {"type": "object", "additionalProperties": {"type": "string"}}
+_PRICE = {"type": "string", "pattern": Price.PATTERN}
 _OBJECTS = {"type": "array", "items": {"type": "object"}}
 _STEPS = ("cordon", "restart_device_plugin", "drain", "delete_node")
 
@@ -145,6 +147,20 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "imagePullSecrets": {"type": "array", "items": _closed() | {"properties": {"name": _NAME}, "required": ["name"]}},
     "watchNamespaces": {"type": "array", "uniqueItems": True, "items": _NAME},
     "settings": _settings(),
+    "prices": {
+        "type": "array",
+        "items": _closed()
+        | {
+            "properties": {
+                "labels": _STRINGS,
+                "price": _PRICE,
+                "onDemandPrice": _PRICE,
+                "source": {"type": "string"},
+                "date": {"type": "string", "pattern": "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"},
+            },
+            "required": ["price", "source", "date"],
+        },
+    },
     "serviceAccount.annotations": _STRINGS,
     "networkPolicy.apiServerPorts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}},
     "networkPolicy.apiServerCIDRs": {"type": "array", "items": {"type": "string", "pattern": "/[0-9]+$"}},

@@ -6,6 +6,9 @@ Sources, by the titles of the clouds' own pages:
   EKS "Managed node groups" (capacity types); Karpenter "Well-known labels".
 - taints of GPU nodes: AKS "Use GPUs for compute-intensive workloads" (``sku=gpu``); GKE "Run GPUs in GKE Standard node
   pools" (``nvidia.com/gpu=present``); the README of NVIDIA's device plugin (``nvidia.com/gpu``).
+- types of GPUs: GKE "About GPUs" (``cloud.google.com/gke-accelerator``); Karpenter "Well-known labels" and EKS "Create
+  node pools for Auto Mode" (``instance-gpu-name``); the README of NVIDIA's GPU feature discovery
+  (``nvidia.com/gpu.product``), for clouds without a label of their own.
 - notices: Azure "Scheduled Events" (Preempt, at least 30 s); GKE "Spot VMs", graceful termination (30 s, best effort,
   of which the kubelet keeps 15 s for system pods); EC2 "Spot Instance interruption notices" (120 s).
 - volumes: AKS "Use Azure Files with CSI" (NFS needs ``protocol: nfs`` and a premium account); GKE "Access Filestore
@@ -78,6 +81,7 @@ class Provider:
         spot_labels: Labels of spot nodes; one of them is enough.
         spot_taints: Taints of spot nodes.
         gpu_taints: Taints of GPU nodes.
+        gpu_type_labels: Labels with the type of a node's GPUs; a node has one of them.
         notice_seconds: Seconds from the notice to the end of the machine.
         grace_seconds: Seconds of these that the kubelet leaves to pods that are not system pods.
         storage_class: Default class with ReadWriteMany volumes; empty: the cluster's default class.
@@ -91,6 +95,7 @@ class Provider:
     spot_labels: tuple[Label, ...] = ()
     spot_taints: tuple[Taint, ...] = ()
     gpu_taints: tuple[Taint, ...] = (Taint(GPU_RESOURCE),)
+    gpu_type_labels: tuple[str, ...] = ("nvidia.com/gpu.product",)
     notice_seconds: int = 30
     grace_seconds: int = 30
     storage_class: str = ""
@@ -106,12 +111,33 @@ class Provider:
         """Whether a node with this ``spec.providerID`` belongs to the provider."""
         return bool(self.provider_id_prefix) and provider_id.startswith(self.provider_id_prefix)
 
-    def node_selector_terms(self, capacity: Capacity) -> list[dict[str, Any]]:
-        """``nodeSelectorTerms`` for a capacity type; empty if the provider has no labels of spot nodes."""
+    def node_selector_terms(self, capacity: Capacity, gpu_type: str = "") -> list[dict[str, Any]]:
+        """``nodeSelectorTerms`` for a capacity type and a type of GPU; empty if no label is needed.
+
+        Args:
+            capacity: Capacity type; no term selects it if the provider has no labels of spot nodes.
+            gpu_type: Value of one of `gpu_type_labels`; empty: any.
+        """
+        terms = self._capacity_terms(capacity)
+        if not gpu_type:
+            return terms
+        return [
+            {"matchExpressions": [*term["matchExpressions"], _expression(Label(key, gpu_type), "In")]}
+            for key in self.gpu_type_labels
+            for term in terms or [{"matchExpressions": []}]
+        ]
+
+    def _capacity_terms(self, capacity: Capacity) -> list[dict[str, Any]]:
         if capacity == "spot":
             return [{"matchExpressions": [_expression(label, "In")]} for label in self.spot_labels]
         not_spot = [_expression(label, "NotIn") for label in self.spot_labels]
         return [{"matchExpressions": not_spot}] if not_spot else []
+
+    def has_capacity(self, labels: Mapping[str, str], capacity: Capacity) -> bool:
+        """Whether a node with these labels has a capacity type; of a provider without labels of spot nodes: always."""
+        if not self.spot_labels:
+            return True
+        return any(labels.get(label.key) == label.value for label in self.spot_labels) == (capacity == "spot")
 
     def tolerations(self, capacity: Capacity, *, gpus: bool) -> list[dict[str, str]]:
         """``v1.Toleration``s for the taints of nodes of a capacity type, with or without GPUs."""
@@ -141,6 +167,7 @@ GKE = Provider(
     provider_id_prefix="gce://",
     spot_labels=(Label("cloud.google.com/gke-spot", "true"),),
     spot_taints=(Taint("cloud.google.com/gke-spot", "true"),),
+    gpu_type_labels=("cloud.google.com/gke-accelerator",),
     grace_seconds=15,
     storage_class="standard-rwx",
     unfit_storage_classes=dict.fromkeys(("standard", "standard-rwo", "premium-rwo"), _ONE_NODE),
@@ -150,6 +177,7 @@ EKS = Provider(
     name=ProviderName.EKS,
     provider_id_prefix="aws://",
     spot_labels=(Label("eks.amazonaws.com/capacityType", "SPOT"), Label("karpenter.sh/capacity-type", "spot")),
+    gpu_type_labels=("karpenter.k8s.aws/instance-gpu-name", "eks.amazonaws.com/instance-gpu-name"),
     notice_seconds=120,
     grace_seconds=120,
     storage_class="efs-sc",

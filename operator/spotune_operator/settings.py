@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Any, Final, Literal, get_args
 
 from spotune.errors import UsageError
+from spotune_operator.prices import NodePrice, parse_prices
 
 OPERATOR_NAMESPACE: Final = "spotune-system"
 """Default namespace of the chart."""
@@ -113,6 +115,7 @@ class Settings:
         refused_seconds: Wait until an object that the API server rejected is applied again.
         heed_preemption: Whether running workers are deleted gracefully when the node problem detector of AKS announces
             that their spot node is reclaimed; for clusters where nothing else drains it in time.
+        prices: Prices of nodes as a JSON list (see ``prices.parse_prices``); empty: none are known.
         healing: The steps that may be taken on nodes that have lost GPUs.
     """
 
@@ -138,7 +141,17 @@ class Settings:
     retry_max_seconds: float = 60.0
     refused_seconds: float = 60.0
     heed_preemption: bool = False
+    prices: str = ""
     healing: GpuHealing = field(default_factory=GpuHealing)
+
+    @cached_property
+    def node_prices(self) -> Sequence[NodePrice]:
+        """The prices of nodes.
+
+        Raises:
+            UsageError: They are invalid.
+        """
+        return parse_prices(self.prices)
 
     @property
     def namespaces(self) -> tuple[str, ...]:
@@ -162,7 +175,9 @@ class Settings:
         steps = {
             healing[name][0]: _value(name, text, healing[name][1]) for name, text in given.items() if name in healing
         }
-        return cls(**values, healing=GpuHealing(**steps))
+        settings = cls(**values, healing=GpuHealing(**steps))
+        _ = settings.node_prices  # invalid ones are refused at the start
+        return settings
 
 
 def _defaults(settings: Any) -> dict[str, Any]:

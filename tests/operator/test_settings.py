@@ -19,7 +19,7 @@ def test_all_settings_have_defaults() -> None:
 def test_every_setting_is_a_variable_and_documented() -> None:
     changed: dict[type, Any] = {str: "other", int: 77, float: 7.5, bool: True}
     for item in fields(Settings):
-        if item.name == "healing":
+        if item.name in ("healing", "prices"):
             continue
         value: Any = changed[type(item.default)]
         found = Settings.from_environment({f"{PREFIX}{item.name.upper()}": str(value)})

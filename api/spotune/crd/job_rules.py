@@ -7,8 +7,13 @@ from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule, has_defaults, unless_absent
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES, PREPARE_RULES
-from spotune.crd.precision_rules import PRECISION_RULES, SAME_PRECISION
-from spotune.crd.reproducible_rules import REPRODUCIBLE_EXECUTION_RULES, REPRODUCIBLE_RULES
+from spotune.crd.execution_rules import (
+    PRECISION_RULES,
+    REPRODUCIBLE_EXECUTION_RULES,
+    REPRODUCIBLE_RULES,
+    SAME_PRECISION,
+)
+from spotune.crd.pool_rules import POOL_RULES, WORKERS_RULES
 from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.crd.storage_rules import STORAGE_RULES, STORAGE_SECTION_RULES
 from spotune.crd.training_rules import TRAINING_RULES
@@ -24,6 +29,7 @@ from spotune.job import (
     JobServingSpec,
     MixtureSourceSpec,
     ModelSpec,
+    PoolSpec,
     PrepareSpec,
     StorageSpec,
     TrainingSpec,
@@ -32,7 +38,10 @@ from spotune.job import (
 from spotune.job.execution import LOWEST_STAGE
 from spotune.job.training.hyperparameters import LABEL_OBJECTIVES, PREFERENCE_OBJECTIVES, WHOLE_MATRIX_OPTIMIZERS
 
-_WORKERS = (Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),)
+_WORKERS = (
+    Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),
+    *WORKERS_RULES,
+)
 
 _BACKOFF = (
     Rule(
@@ -366,6 +375,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **SERVING_SECTION_RULES,
     ModelSpec: _MODEL,
     WorkersSpec: _WORKERS,
+    PoolSpec: POOL_RULES,
     BackoffSpec: _BACKOFF,
     EvalSpec: EVAL_RULES,
     MixtureSourceSpec: MIXTURE_SOURCE_RULES,

@@ -37,6 +37,10 @@ def _check_dns_label(name: str) -> str:
     return name
 
 
+DnsLabel = AfterValidator(_check_dns_label)
+"""Checks that a string is a DNS label."""
+
+
 def _check_name_length(name: str) -> str:
     if len(name) > MAX_NAME_LENGTH:
         limit = f"at most {MAX_NAME_LENGTH} are allowed, because pod names are made from it"

@@ -7,9 +7,11 @@ from spotune.job.finetunejob import KIND, FinetuneJob, FinetuneJobSpec
 from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
 from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
+from spotune.job.pools import PoolSpec, PoolStatus, cheapest_first
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import (
     BestStatus,
+    CostStatus,
     FinetuneJobStatus,
     GpuSecondsStatus,
     LastCheckpointStatus,
@@ -31,6 +33,7 @@ __all__ = [
     "CheckpointSpec",
     "CleanupSpec",
     "ClusterSpec",
+    "CostStatus",
     "CredentialsSpec",
     "DatasetSpec",
     "EarlyStoppingSpec",
@@ -53,6 +56,8 @@ __all__ = [
     "ModelSpec",
     "OutputSpec",
     "PinnedStatus",
+    "PoolSpec",
+    "PoolStatus",
     "PrepareSpec",
     "QueueStatus",
     "RestartsStatus",
@@ -65,4 +70,5 @@ __all__ = [
     "TrainingSpec",
     "WandbSpec",
     "WorkersSpec",
+    "cheapest_first",
 ]

@@ -4,8 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, expecting, invalid
+from spotune.custom_resource.base import NonNegativeInt, PositiveDuration, PositiveInt, Section, expecting, invalid
 from spotune.custom_resource.pods import PodTemplate, ResourcesSpec
+from spotune.job.pools import Pools, check_pools
 from spotune.units.durations import Duration
 
 
@@ -24,6 +25,14 @@ class WorkersSpec(Section):
     available."""
     on_demand_after: Duration = Duration("10m")
     """With spot-then-on-demand: how long a worker waits for a spot node before an on-demand worker replaces it."""
+    pools: Pools = Field(default=[])
+    """Pools of nodes that may carry workers, instead of capacity. The cheapest with room carries them, and a better one
+    takes over when it has room again, without a lost step."""
+    pool_patience: PositiveDuration = Duration("10m")
+    """With pools: how long a worker waits for a node of a pool before the next pool is tried."""
+    mix_gpu_types: bool = False
+    """With pools: whether one worker group may have GPUs of several types. Other GPUs round differently, so a change of
+    the mixture changes the last bits of the weights."""
     resources: ResourcesSpec = ResourcesSpec()
     """Resources of a worker's Ray container. The GPUs are added automatically."""
     service_account_name: str = ""
@@ -57,6 +66,17 @@ class WorkersSpec(Section):
     def _check_min(self) -> Self:
         if self.min_count > self.count:
             invalid("min", f"{self.min} is more than count, {self.count}")
+        check_pools(self.pools, self.count, self.min_count)
+        return self
+
+    @model_validator(mode="after")
+    def _check_fields_beside_pools(self) -> Self:
+        if not self.pools and self.mix_gpu_types:
+            invalid("mixGpuTypes", "is only used with pools: remove it, or set pools")
+        if self.pools and self.capacity != "spot":
+            invalid("capacity", "pools have a capacity each: remove workers.capacity, and set capacity of each pool")
+        if self.pools and self.on_demand_after != type(self).model_fields["on_demand_after"].default:
+            invalid("onDemandAfter", "is not used with pools: remove it, and set poolPatience")
         return self
 
 

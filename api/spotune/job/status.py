@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from spotune.custom_resource.status import Conditions, StatusSection, Timestamp
+from spotune.job.pools import PoolStatus
 
 
 class RestartsStatus(StatusSection):
@@ -64,6 +65,25 @@ class QueueStatus(StatusSection):
     """Number of worker pods that it asks for. It asks for fewer while the queue has no quota for all."""
     since: Timestamp
     """Time since when it has asked for this number (RFC 3339)."""
+
+
+class CostStatus(StatusSection):
+    """Money for the nodes of workers, whether these trained or not; a worker is taken to have a node for itself."""
+
+    spent: float | None = None
+    """Money spent, in `currency`."""
+    saved: float | None = None
+    """Money saved, compared with the same nodes on demand."""
+    currency: str = ""
+    """Currency of the prices: a code of ISO 4217."""
+    source: str = ""
+    """Source of the prices: workers.pools, or that of the operator's values."""
+    date: str = ""
+    """Day of the prices; empty if it is not known."""
+    unpriced_node_seconds: float = 0
+    """Seconds of nodes without a price, which are not in `spent`."""
+    unknown: str = ""
+    """What is not known, and why."""
 
 
 class PinnedStatus(StatusSection):
@@ -144,6 +164,12 @@ class FinetuneJobStatus(StatusSection):
     """GPU seconds used."""
     queue: QueueStatus | None = None
     """What the job asks its queue for; nothing without cluster.queueName."""
+    cost: CostStatus | None = None
+    """Money spent and saved."""
+    pools: list[PoolStatus] = Field(default=[])
+    """The workers in each of workers.pools, and what was refused where."""
+    pools_moved_at: Timestamp | None = None
+    """Time at which workers last left a pool for a better one (RFC 3339)."""
     last_progress_time: Timestamp | None = None
     """Time of the newest step, or of the start or resume of the job (RFC 3339)."""
     pinned: PinnedStatus | None = None

@@ -23,6 +23,7 @@
 {{- if .Values.serving.enabled }}{{ $_ := set $found "SERVING" true }}{{ end }}
 {{- with .Values.serving.image }}{{ $_ := set $found "SERVE_IMAGE" . }}{{ end }}
 {{- with .Values.serving.vllmImage }}{{ $_ := set $found "SERVE_VLLM_IMAGE" . }}{{ end }}
+{{- with .Values.prices }}{{ $_ := set $found "PRICES" (toJson .) }}{{ end }}
 {{- with .Values.watchNamespaces }}{{ $_ := set $found "WATCH_NAMESPACES" (join "," .) }}{{ end }}
 {{- if .Values.monitoring.namespace }}{{ $_ := set $found "MONITORING_NAMESPACE" .Values.monitoring.namespace }}{{ end }}
 {{- range $name, $value := $found -}}

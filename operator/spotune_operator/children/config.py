@@ -31,7 +31,10 @@ def trainer_job(job: FinetuneJob) -> FinetuneJob:
     spec.get("model", {}).pop("tokenSecretRef", None)
     spec.get("dataset", {}).pop("credentials", None)
     (spec.get("training", {}).get("codeFrom", {}).get("git") or {}).pop("tokenSecretRef", None)
-    for field in ("capacity", "onDemandAfter", "resources", "serviceAccountName", "podTemplate"):
+    for field in (
+        *("capacity", "onDemandAfter", "resources", "serviceAccountName", "podTemplate"),
+        *("pools", "poolPatience", "mixGpuTypes"),
+    ):
         spec.get("workers", {}).pop(field, None)
     named = {"name": metadata["name"], "namespace": job.metadata.namespace}
     reduced = {"apiVersion": API_VERSION, "kind": KIND, "metadata": named, "spec": spec}

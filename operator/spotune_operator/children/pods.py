@@ -7,6 +7,7 @@ which Ray detects a lost head or worker quickly. All other fields are defaults t
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+from spotune.job import PoolSpec
 from spotune_operator.children.config import JOB_FILE
 from spotune_operator.children.environment import CODE_FOLDER, code_environment, credentials, job_environment, ray_token
 from spotune_operator.children.pod_template.environment import variables
@@ -84,13 +85,18 @@ def head_pod(resolved: ResolvedJob) -> Pod:
 
 
 def worker_capacities(resolved: ResolvedJob) -> tuple[Capacity, ...]:
-    """The capacity type of each worker group; a second group is used while the first type is not available."""
+    """The capacity type of each worker group without pools; a second group is used while the first has no nodes."""
     capacity = resolved.job.spec.workers.capacity
     return ("spot", "on-demand") if capacity == "spot-then-on-demand" else (capacity,)
 
 
-def worker_pod(resolved: ResolvedJob, capacity: Capacity) -> Pod:
+def worker_pod(resolved: ResolvedJob, capacity: Capacity, pool: PoolSpec | None = None) -> Pod:
     """The pod template of a worker on nodes of one capacity type: Ray, and one training process a GPU.
+
+    Args:
+        resolved: The job.
+        capacity: Of the nodes.
+        pool: The pool of the nodes; None for any node of this capacity type.
 
     Raises:
         StalledError: The pod template or the resources are invalid.
@@ -100,7 +106,7 @@ def worker_pod(resolved: ResolvedJob, capacity: Capacity) -> Pod:
     grace = grace_seconds(resolved.provider, capacity)
     settings = {"SPOTUNE_CAPACITY": capacity, **drain_settings(grace), **HEAD_LOSS}
     ray = _ray_container(resolved, WORKER_CONTAINER, (METRICS,), settings)
-    enforced = _enforced_spec(resolved, capacity, gpus=workers.gpus > 0, grace=grace)
+    enforced = _enforced_spec(resolved, capacity, gpus=workers.gpus > 0, grace=grace, pool=pool)
     enforced["containers"] = [ray | {"resources": amounts, "command": [*_WORKER_COMMAND], "args": []}]
     spread = resolved.owner.pod_selector("workers")
     defaults = default_pod_spec([default_container(WORKER_CONTAINER)], shared_memory(amounts), spread)
@@ -123,14 +129,23 @@ def _template(
     return merged_template(_section(resolved, group), defaults, metadata, enforced)
 
 
-def _enforced_spec(resolved: ResolvedJob, capacity: Capacity, *, gpus: bool, grace: int) -> dict[str, Any]:
+def _enforced_spec(
+    resolved: ResolvedJob, capacity: Capacity, *, gpus: bool, grace: int, pool: PoolSpec | None = None
+) -> dict[str, Any]:
     """The enforced ``v1.PodSpec``, above the user's, without containers."""
     shared = {"name": DATA_VOLUME, "persistentVolumeClaim": {"claimName": resolved.claim}}
     volumes = [] if resolved.bucket else [shared]
     account = resolved.job.spec.workers.service_account_name
-    return enforced_pod_spec(
-        resolved.provider, capacity, gpus=gpus, grace=grace, volumes=volumes, service_account=account
+    spec = enforced_pod_spec(
+        resolved.provider,
+        capacity,
+        gpus=gpus,
+        grace=grace,
+        volumes=volumes,
+        service_account=account,
+        gpu_type=pool.gpu_type if pool is not None else "",
     )
+    return spec | ({"nodeSelector": pool.labels} if pool is not None and pool.labels else {})
 
 
 def _own_volumes(resolved: ResolvedJob) -> list[dict[str, Any]]:
@@ -167,8 +182,9 @@ def _supervisor(resolved: ResolvedJob, commit_seconds: int) -> dict[str, Any]:
     restart loses no state, but rarely cures slowness. It has no readiness probe: the head is ready when Ray is ready,
     independently of the training.
     """
-    most_workers = worker_capacities(resolved)[0]
-    notice = grace_seconds(resolved.provider, most_workers)  # the time for a commit on most nodes
+    pools = resolved.job.spec.workers.pools
+    capacities = [pool.capacity for pool in pools] or [worker_capacities(resolved)[0]]
+    notice = min(grace_seconds(resolved.provider, each) for each in capacities)  # the time for a commit on most nodes
     settings = {"SPOTUNE_NOTICE_SECONDS": str(notice), "SPOTUNE_COMMIT_SECONDS": str(commit_seconds)}
     environment = [*variables(settings), *ray_token(resolved)]
     container = _enforced_container(resolved, SUPERVISOR_CONTAINER, environment)

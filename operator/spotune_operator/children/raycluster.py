@@ -1,21 +1,26 @@
 """The RayCluster: the head with the supervisor beside it, and the worker groups; for KubeRay 1.5.1 or newer."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from spotune.job import PoolSpec
+from spotune.job.pools import GPU_TYPE_RESOURCE
 from spotune_operator.children.pod_template.layers import Pod
 from spotune_operator.children.pod_template.ray_pods import head_start_parameters, object_store_parameters
 from spotune_operator.children.pod_template.resources import whole_cpus
 from spotune_operator.children.pods import head_pod, worker_capacities, worker_pod
 from spotune_operator.children.resolved_job import ResolvedJob
+from spotune_operator.errors import StalledError
 from spotune_operator.kueue.names import ELASTIC_ANNOTATION, PRIORITY_LABEL, QUEUE_LABEL
-from spotune_operator.providers import Capacity
 
 WORKER_GROUP: Final = "workers"
 """The worker group of every job: on spot nodes, unless ``workers.capacity`` is on-demand."""
 ON_DEMAND_GROUP: Final = "on-demand"
 """The second worker group with spot-then-on-demand: used while there are not enough spot nodes."""
+_KUEUE_GROUPS: Final = 7
+"""Kueue's webhook for RayClusters refuses more worker groups: a Workload has eight pod sets, and one is the head's."""
 
 
 @dataclass(frozen=True)
@@ -25,12 +30,30 @@ class Replicas:
     Attributes:
         workers: In the first group; 0 while data is being prepared.
         on_demand: In the second group; ignored without one.
-        withdrawn: Names of the pods of the first group that KubeRay deletes; of others it may choose any.
+        pools: With ``workers.pools``: in the group of each pool.
+        leaving: Names of the pods of a group that KubeRay is to delete. Otherwise it deletes any of the group.
     """
 
     workers: int
     on_demand: int = 0
-    withdrawn: Sequence[str] = ()
+    pools: Mapping[str, int] = field(default_factory=dict)
+    leaving: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def total(self) -> int:
+        """In all groups, with pools or without."""
+        return sum(self.pools.values()) if self.pools else self.workers + self.on_demand
+
+    def scale(self, group: dict[str, Any], count: int) -> None:
+        """Write the number of pods into a group of the RayCluster; `count` is ``workers.count``."""
+        name = group["groupName"]
+        if name in self.pools:
+            group["replicas"] = self.pools[name]
+        else:
+            group["replicas"] = self.on_demand if name == ON_DEMAND_GROUP else self.workers
+        group["maxReplicas"] = max(count, group["replicas"])
+        if leaving := self.leaving.get(name):
+            group["scaleStrategy"] = {"workersToDelete": [*leaving]}
 
 
 def ray_cluster(resolved: ResolvedJob, replicas: Replicas) -> dict[str, Any]:
@@ -42,7 +65,6 @@ def ray_cluster(resolved: ResolvedJob, replicas: Replicas) -> dict[str, Any]:
         StalledError: A pod template or the resources are invalid.
     """
     cluster = ray_cluster_without_spec(resolved)
-    groups = zip((WORKER_GROUP, ON_DEMAND_GROUP), (replicas.workers, replicas.on_demand), strict=True)
     cluster["spec"] = {
         "rayVersion": resolved.ray_version,
         "enableInTreeAutoscaling": False,
@@ -51,10 +73,7 @@ def ray_cluster(resolved: ResolvedJob, replicas: Replicas) -> dict[str, Any]:
             "rayStartParams": head_start_parameters(),
             "template": head_pod(resolved).template,
         },
-        "workerGroupSpecs": [
-            _worker_group(resolved, name, capacity, pods)
-            for capacity, (name, pods) in zip(worker_capacities(resolved), groups, strict=False)
-        ],
+        "workerGroupSpecs": _worker_groups(resolved, replicas),
     }
     return cluster
 
@@ -86,16 +105,44 @@ def ray_cluster_without_spec(resolved: ResolvedJob) -> dict[str, Any]:
     return cluster
 
 
-def _worker_group(resolved: ResolvedJob, name: str, capacity: Capacity, replicas: int) -> dict[str, Any]:
-    worker = worker_pod(resolved, capacity)
+def _worker_groups(resolved: ResolvedJob, replicas: Replicas) -> list[dict[str, Any]]:
+    """The group of each pool or, without pools, of each capacity type.
+
+    Raises:
+        StalledError: Kueue accepts no RayCluster with so many groups, or a pod template is invalid.
+    """
+    pools = resolved.job.spec.workers.pools
+    if not pools:
+        capacities = zip((WORKER_GROUP, ON_DEMAND_GROUP), worker_capacities(resolved), strict=False)
+        groups = [_worker_group(resolved, name, worker_pod(resolved, capacity)) for name, capacity in capacities]
+    else:
+        if resolved.job.spec.cluster.queue_name and len(pools) > _KUEUE_GROUPS:
+            reason = f"has {len(pools)} pools, and Kueue accepts {_KUEUE_GROUPS}: remove some, or cluster.queueName"
+            raise StalledError("spec.workers.pools", reason)
+        groups = [_pool_group(resolved, pool) for pool in pools]
+    for group in groups:
+        replicas.scale(group, resolved.job.spec.workers.count)
+    return groups
+
+
+def _worker_group(resolved: ResolvedJob, name: str, worker: Pod) -> dict[str, Any]:
     return {
         "groupName": name,
-        "replicas": replicas,
+        "replicas": 0,
         "minReplicas": 0,
-        "maxReplicas": resolved.job.spec.workers.count,
+        "maxReplicas": 0,
         "rayStartParams": _worker_parameters(resolved, worker),
         "template": worker.template,
     }
+
+
+def _pool_group(resolved: ResolvedJob, pool: PoolSpec) -> dict[str, Any]:
+    """The group of a pool. Its GPU type is a resource of Ray, by which the driver keeps groups of one type."""
+    group = _worker_group(resolved, pool.name, worker_pod(resolved, pool.capacity, pool))
+    if pool.gpu_type and not resolved.job.spec.workers.mix_gpu_types:
+        resources = json.dumps({f"{GPU_TYPE_RESOURCE}{pool.gpu_type}": 1}, separators=(",", ":"))
+        group["rayStartParams"]["resources"] = f"'{resources}'"  # KubeRay passes it to a shell
+    return group
 
 
 def _worker_parameters(resolved: ResolvedJob, worker: Pod) -> dict[str, str]:

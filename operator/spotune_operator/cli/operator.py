@@ -78,11 +78,11 @@ def render(
 
 def _children_of_job(job: FinetuneJob) -> list[dict[str, Any]]:
     from spotune_operator.children import build_children
-    from spotune_operator.children.raycluster import Replicas
     from spotune_operator.children.resolved_job import resolve
+    from spotune_operator.reconcile.pools.choosing import first_replicas
 
     workers = 0 if job.spec.prepares_data else job.spec.workers.count
-    return build_children(resolve(job, _provider(job.spec.cluster.provider)), Replicas(workers))
+    return build_children(resolve(job, _provider(job.spec.cluster.provider)), first_replicas(job, workers))
 
 
 def _children_of_sweep(sweep: FinetuneSweep) -> list[dict[str, Any]]:

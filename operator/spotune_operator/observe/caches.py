@@ -210,6 +210,10 @@ class Caches:
         """All nodes by name."""
         return {node.name: node for node in self._nodes.all()}
 
+    def all_nodes(self) -> list[NodeView]:
+        """All nodes."""
+        return list(self._nodes.all())
+
     def provider_ids(self) -> list[str]:
         """``spec.providerID`` of all nodes."""
         return [node.provider_id for node in self._nodes.all()]

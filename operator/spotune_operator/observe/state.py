@@ -128,6 +128,7 @@ class Observed:
         services: The ModelServices that the job controls, by name; empty while the operator serves no models.
         pods: The job's pods.
         nodes: The nodes of these pods, by name.
+        all_nodes: All nodes of the cluster.
         poll: The last poll of the supervisor; None without a head pod.
         refused: The API server's message for each kind of child that it rejected at the last apply.
         changed_elsewhere_at: Unix time at which this operator first saw what somebody else has written to the job; 0 if
@@ -140,6 +141,7 @@ class Observed:
     services: Mapping[str, JobService] = field(default_factory=dict)
     pods: Sequence[Pod] = ()
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    all_nodes: Sequence[NodeView] = ()
     poll: PollResult | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     changed_elsewhere_at: float = 0.0

@@ -25,13 +25,18 @@ otherwise                                              ``False``                
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from spotune_operator.kube.conditions import Finding, find, reference
 from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.observe.pod_problems import PodProblem
 from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, CheckResponse, Freshness
 from spotune_operator.reconcile.desired_state import ClusterTarget, ReconcileContext
+from spotune_operator.reconcile.pools.matching import message as pools_message
+from spotune_operator.reconcile.pools.matching import unmatched
 
+POOLS_MATCH: Final = "PoolsMatch"
+"""Condition of jobs with pools: whether a node matches each. It stops nothing: an autoscaler may create the nodes."""
 _ACTIVITIES = {
     "Training": "the model is being trained",
     "Evaluating": "the model is being evaluated",
@@ -51,6 +56,7 @@ def condition_findings(context: ReconcileContext, last_progress: str) -> list[Fi
         *_outcome(context),
         _suspended(context),
         _storage_ready(context),
+        *_pools_match(context),
         _cluster_ready(context),
         _preflight_passed(context),
         _data_prepared(context),
@@ -121,6 +127,17 @@ def _storage_ready(context: ReconcileContext) -> Finding:
     return Finding("StorageReady", "Unknown", "Pending", message)
 
 
+def _pools_match(context: ReconcileContext) -> Iterator[Finding]:
+    """Whether every pool matches a node; none without pools, or before the nodes are known."""
+    pools = context.job.spec.workers.pools
+    if not pools or context.provider is None:
+        return
+    if found := unmatched(pools, context.observed.all_nodes, context.provider):
+        yield Finding(POOLS_MATCH, "Unknown", "NoNodeYet", pools_message(found, context.provider))
+    else:
+        yield Finding(POOLS_MATCH, "True", "Matched", "a node matches each pool")
+
+
 def _cluster_ready(context: ReconcileContext) -> Finding:
     observed, workers = context.observed, context.job.spec.workers
     if context.outcome is not None and "RayCluster" not in observed.children:
@@ -136,7 +153,7 @@ def _cluster_ready(context: ReconcileContext) -> Finding:
     if observed.head is None or not observed.head.ready:
         shown = problem or PodProblem("HeadPending", "the head pod is starting")
         return Finding("ClusterReady", "False", shown.reason, shown.message)
-    if context.replicas.workers == 0 and context.target is ClusterTarget.RUN:
+    if context.replicas.total == 0 and context.target is ClusterTarget.RUN:
         message = "workers are created after the preflight and the preparation of data"
         return Finding("ClusterReady", "False", "NoWorkersYet", message)
     running = sum(pod.runs for pod in observed.workers)

@@ -19,14 +19,15 @@ from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.observe.state import Child, Observed, Pod
 from spotune_operator.providers import refuse_unfit_class
-from spotune_operator.reconcile.condition_findings import condition_findings
+from spotune_operator.reconcile.condition_findings import POOLS_MATCH, condition_findings
 from spotune_operator.reconcile.desired_children import DesiredChildren
 from spotune_operator.reconcile.desired_state import ClusterTarget, ReconcileContext, next_overdue
 from spotune_operator.reconcile.job_serving import SERVED, served_finding, service_to_apply, services_to_delete
 from spotune_operator.reconcile.kstatus import kstatus_findings, stalled_findings
 from spotune_operator.reconcile.phase import phase
 from spotune_operator.reconcile.pinned import pinned_cluster
-from spotune_operator.reconcile.status_fields import gpu_seconds, queue_status, training_fields
+from spotune_operator.reconcile.pools.usage import Usage, counts, used
+from spotune_operator.reconcile.status_fields import queue_status, training_fields
 from spotune_operator.settings import Settings
 
 Manifest = dict[str, Any]
@@ -93,6 +94,7 @@ def decide(
         observed=observed,
         now=now,
         settings=settings,
+        provider=desired.resolved.provider,
     )
     target = context.target
     cluster = observed.children.get("RayCluster")
@@ -133,8 +135,10 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
     served = served_finding(context)
     if served is not None:
         findings[SERVED] = served
-    before = [each for each in context.previous.conditions if each.type != SERVED or served is not None]
+    optional = {SERVED, POOLS_MATCH} - findings.keys()
+    before = [each for each in context.previous.conditions if each.type not in optional]
     workers = context.job.spec.workers
+    usage = Usage(workers, context.previous, context.observed, context.settings, context.now)
     running = sum(pod.runs for pod in context.observed.workers)
     trained = context.outcome == "trained"
     changes = {
@@ -142,7 +146,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
         "observed_generation": context.generation,
         "phase": phase(context, findings, context.previous.phase),
         "workers": f"{min(running, workers.count)}/{workers.count}",
-        "gpu_seconds": gpu_seconds(context),
+        **used(usage, context.pool_choice),
         "queue": queue_status(context),
         "trained": _trained(context) if trained else None,
         "ray_cluster": resolved.name if "RayCluster" in context.observed.children else "",
@@ -215,6 +219,8 @@ def _requeue_after(context: ReconcileContext) -> float | None:
     waits = [next_overdue(context.job, observed.workers, now)]
     if context.queue_request is not None:
         waits.append(next_change(context.queue_request, observed.workers, now))
+    if context.pool_choice is not None and context.pool_choice.next_change is not None:
+        waits.append(context.pool_choice.next_change - now)
     if context.outcome is not None and context.target is not ClusterTarget.KEEP and "RayCluster" in observed.children:
         waits.append(context.cleanup_at - now)
     if any(pod.deleting_since is not None for pod in observed.pods):
@@ -223,7 +229,7 @@ def _requeue_after(context: ReconcileContext) -> float | None:
         waits.append(settings.poll_seconds)
     if context.poll.failing_since is not None:
         waits.append(context.poll.failing_since + settings.unreachable_seconds - now)
-    if any(pod.gpus and pod.started is not None for pod in observed.pods):
+    if any(counts(context.job.spec.workers, pod) for pod in observed.pods):
         waits.append(settings.poll_seconds)
     if observed.refused:
         waits.append(settings.refused_seconds)

@@ -30,12 +30,15 @@ from functools import cached_property
 from typing import Final, Literal
 
 from spotune.job import FinetuneJob, FinetuneJobStatus
+from spotune.pools.terms import Choice
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, WORKER_GROUP, Replicas
 from spotune_operator.kube.conditions import find, is_true, since
 from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.kueue.partial_admission import QueueRequest, next_request, withdrawn
 from spotune_operator.observe.state import Observed, Pod
 from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, Freshness, PollResult, ProgressResponse
+from spotune_operator.providers import Provider
+from spotune_operator.reconcile.pools.choosing import choose_pools, replicas_of
 from spotune_operator.settings import Settings
 
 Outcome = Literal["trained", "failed"]
@@ -81,6 +84,7 @@ class ReconcileContext:
         observed: The state of the cluster.
         now: Unix time.
         settings: The operator's.
+        provider: The cloud of the nodes; None if it does not matter.
     """
 
     job: FinetuneJob
@@ -92,6 +96,7 @@ class ReconcileContext:
     observed: Observed
     now: float
     settings: Settings
+    provider: Provider | None = None
 
     # Progress and its freshness
 
@@ -237,23 +242,34 @@ class ReconcileContext:
         return not self.prepares_data or earlier or self.progress.phase in _PHASES_AFTER_PREPARATION
 
     @cached_property
+    def pool_choice(self) -> Choice | None:
+        """The desired workers of each pool; None without pools."""
+        workers = self.job.spec.workers
+        if not workers.pools:
+            return None
+        count = workers.count if self.preflight_passed and self.data_prepared else 0
+        return choose_pools(self.job, self.observed.pods, self.previous, count, self.generation, self.now)
+
+    @cached_property
     def replicas(self) -> Replicas:
         """The desired number of worker pods: 0 until the preflight has passed and the data is prepared."""
         has_work = self.preflight_passed and self.data_prepared
         if self.target in (ClusterTarget.HEAD_ONLY, ClusterTarget.DELETE) or not has_work:
             return Replicas(0)
+        if self.pool_choice is not None:
+            return replicas_of(self.pool_choice)
         count, workers = self.job.spec.workers.count, self.observed.workers
         on_demand = min(count, len(overdue(self.job, workers, self.now)))
         if self.queue_request is None:
             return Replicas(count, on_demand)
         asked = self.queue_request.workers
-        return Replicas(asked, on_demand, withdrawn(self._queued_workers, asked))
+        return Replicas(asked, on_demand, leaving={WORKER_GROUP: withdrawn(self._queued_workers, asked)})
 
     @cached_property
     def queue_request(self) -> QueueRequest | None:
-        """What the job asks its queue for; None if it is in none, or has no use for workers yet."""
+        """What the job asks its queue for; None if it is in none, has pools, or has no use for workers yet."""
         previous, workers = self.previous.queue, self.job.spec.workers
-        if not self.job.spec.cluster.queue_name or self.target is not ClusterTarget.RUN:
+        if not self.job.spec.cluster.queue_name or workers.pools or self.target is not ClusterTarget.RUN:
             return None
         if not (self.preflight_passed and self.data_prepared):
             return None

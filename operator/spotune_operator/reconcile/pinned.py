@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from spotune.job import FinetuneJob, PinnedStatus
-from spotune_operator.children.raycluster import (
-    ON_DEMAND_GROUP,
-    WORKER_GROUP,
-    Replicas,
-    ray_cluster,
-    ray_cluster_without_spec,
-)
+from spotune_operator.children.raycluster import Replicas, ray_cluster, ray_cluster_without_spec
 from spotune_operator.children.resolved_job import RAY_VERSION, ResolvedJob, default_image, resolve
 from spotune_operator.kube.digest import digest
 from spotune_operator.observe.state import TEMPLATE_ANNOTATION
@@ -28,7 +22,7 @@ from spotune_operator.settings import Settings
 
 _FIELDS_WITHOUT_PODS: Final[Mapping[str, frozenset[str]]] = {
     "training": frozenset({"epochs", "maxSteps", "maxBadSteps", "evaluation", "command", "code", "config"}),
-    "workers": frozenset({"count", "min", "resizeCooldown", "onDemandAfter"}),
+    "workers": frozenset({"count", "min", "resizeCooldown", "onDemandAfter", "poolPatience"}),
     "storage": frozenset({"size", "retain"}),
 }
 """Fields that no pod template depends on: the trainer reads them from the job file, or the operator acts on them."""
@@ -36,6 +30,8 @@ _SECTIONS_WITHOUT_PODS: Final = frozenset(
     {"execution", "checkpoint", "retry", "cleanup", "suspend", "output", "serving"}
 )
 """Sections that no pod template depends on."""
+_POOL_FIELDS_WITHOUT_PODS: Final = ("price", "max", "after")
+"""Fields of a pool that no pod template depends on."""
 
 
 @dataclass(frozen=True)
@@ -104,10 +100,7 @@ def pinned_cluster(resolved: ResolvedJob, pinned: PinnedStatus, replicas: Replic
     """
     spec = json.loads(pinned.ray_cluster)
     for group in spec["workerGroupSpecs"]:
-        group["replicas"] = replicas.on_demand if group["groupName"] == ON_DEMAND_GROUP else replicas.workers
-        if replicas.withdrawn and group["groupName"] == WORKER_GROUP:
-            group["scaleStrategy"] = {"workersToDelete": list(replicas.withdrawn)}
-        group["maxReplicas"] = max(resolved.job.spec.workers.count, group["replicas"])
+        replicas.scale(group, resolved.job.spec.workers.count)
     if not resolved.job.spec.cluster.queue_name:
         spec["suspend"] = suspend
     return ray_cluster_without_spec(resolved) | {"spec": spec}
@@ -134,6 +127,9 @@ def _inputs(resolved: ResolvedJob) -> dict[str, Any]:
     for section, names in _FIELDS_WITHOUT_PODS.items():
         if section in spec:
             spec[section] = {name: value for name, value in spec[section].items() if name not in names}
+    for pool in spec.get("workers", {}).get("pools", ()):
+        for name in _POOL_FIELDS_WITHOUT_PODS:
+            pool.pop(name, None)
     spec = {name: part for name, part in spec.items() if part != {}}
     return {"spec": spec, "provider": resolved.provider.name.value, "image": resolved.image}
 

@@ -1,22 +1,12 @@
-"""The fields of a status that come from the supervisor's progress and from the pods."""
+"""The fields of a status that come from the supervisor's progress."""
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
-from spotune.job import (
-    BestStatus,
-    FinetuneJobStatus,
-    GpuSecondsStatus,
-    LastCheckpointStatus,
-    QueueStatus,
-    RestartsStatus,
-)
-from spotune_operator.children.raycluster import ON_DEMAND_GROUP
+from spotune.job import BestStatus, FinetuneJobStatus, LastCheckpointStatus, QueueStatus, RestartsStatus
 from spotune_operator.kube.conditions import find, is_true
-from spotune_operator.kube.timestamps import rfc3339, unix_time
-from spotune_operator.observe.state import Pod
+from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.supervisor_status import ProgressResponse
 from spotune_operator.reconcile.desired_state import ReconcileContext
 
@@ -113,30 +103,9 @@ def _prepares_more_data(context: ReconcileContext) -> bool:
     )
 
 
-def gpu_seconds(context: ReconcileContext) -> GpuSecondsStatus:
-    """The GPU seconds used so far: those of the status, and GPUs of running pods times seconds since then.
-
-    A pod counts from the start of its containers. One that starts and ends between two reconciles is missed.
-    """
-    previous = context.previous.gpu_seconds
-    counted, now = unix_time(previous.as_of), math.floor(context.now)  # the status has whole seconds
-    pods = [pod for pod in context.observed.pods if pod.component == "workers" and pod.gpus and pod.started is not None]
-    if not pods or (counted is not None and context.now - counted < context.settings.poll_seconds):
-        return previous
-    used = {True: previous.on_demand, False: previous.spot}
-    for pod in pods:
-        start = max(pod.started or 0.0, counted or 0.0)
-        used[_is_on_demand(context, pod)] += pod.gpus * max(0.0, now - start)
-    return GpuSecondsStatus(spot=round(used[False], 1), on_demand=round(used[True], 1), as_of=rfc3339(now))
-
-
 def queue_status(context: ReconcileContext) -> QueueStatus | None:
     """What the job asks its queue for; it stays while the workers are released."""
     request = context.queue_request
     if request is None:
         return context.previous.queue if context.job.spec.cluster.queue_name else None
     return QueueStatus(workers=request.workers, since=rfc3339(request.since))
-
-
-def _is_on_demand(context: ReconcileContext, pod: Pod) -> bool:
-    return pod.group == ON_DEMAND_GROUP or context.job.spec.workers.capacity == "on-demand"

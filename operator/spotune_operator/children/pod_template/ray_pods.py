@@ -108,6 +108,7 @@ def enforced_pod_spec(
     volumes: Iterable[dict[str, Any]],
     service_account: str = "",
     restart_policy: str = "Always",
+    gpu_type: str = "",
 ) -> dict[str, Any]:
     """The enforced ``v1.PodSpec``, above the user's, without containers.
 
@@ -119,6 +120,7 @@ def enforced_pod_spec(
         volumes: Volumes of the pod.
         service_account: Name of its service account; empty: it has no token of the API server.
         restart_policy: ``Always`` or ``Never``.
+        gpu_type: Type of the node's GPUs, as the provider's label names it; empty: any.
     """
     spec: dict[str, Any] = {
         "restartPolicy": restart_policy,
@@ -130,7 +132,7 @@ def enforced_pod_spec(
     }
     if service_account:
         spec["serviceAccountName"] = service_account
-    terms = provider.node_selector_terms(capacity)
+    terms = provider.node_selector_terms(capacity, gpu_type)
     if terms:
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
         spec["affinity"] = {"nodeAffinity": required}
