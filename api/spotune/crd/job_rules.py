@@ -32,7 +32,14 @@ from spotune.job import (
 from spotune.job.execution import LOWEST_STAGE
 from spotune.job.training.hyperparameters import LABEL_OBJECTIVES, PREFERENCE_OBJECTIVES, WHOLE_MATRIX_OPTIMIZERS
 
-_WORKERS = (Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),)
+_WORKERS = (
+    Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),
+    Rule(
+        "self.onStraggler != 'replace' || type(self.min) != int || self.min < self.count",
+        "replace needs a min below count: otherwise no worker can be left out; lower workers.min",
+        "onStraggler",
+    ),
+)
 
 _BACKOFF = (
     Rule(

@@ -5,6 +5,7 @@ from spotune.job.dataset import DatasetSpec, EvalSpec, MixtureSourceSpec, Prepar
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.finetunejob import KIND, FinetuneJob, FinetuneJobSpec
 from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
+from spotune.job.node_health import StragglerStatus, UnfitNodeStatus
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
 from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
 from spotune.job.serving import JobServingSpec
@@ -58,9 +59,11 @@ __all__ = [
     "ShardsSpec",
     "SqlSpec",
     "StorageSpec",
+    "StragglerStatus",
     "TrackingSpec",
     "TrainedStatus",
     "TrainingSpec",
+    "UnfitNodeStatus",
     "WandbSpec",
     "WorkersSpec",
 ]

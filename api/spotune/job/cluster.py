@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, expecting, invalid
 from spotune.custom_resource.pods import PodTemplate, ResourcesSpec
+from spotune.job.node_health import NodeCheck, OnStraggler
 from spotune.units.durations import Duration
 
 
@@ -32,6 +33,11 @@ class WorkersSpec(Section):
     """Pod template for tolerations, node selectors, volumes and environment variables. Fields that spotune sets win."""
     resize_cooldown: Duration = Duration("10m")
     """Minimum time between two planned resizes that add workers."""
+    node_check: NodeCheck = "auto"
+    """Whether nodes are checked before they are used. auto: nodes with GPUs. always: also nodes for CPU workers."""
+    on_straggler: OnStraggler = "report"
+    """What happens if a worker takes over 1.2 times as long as the median for 5 minutes and 20 steps. replace: the group
+    commits and continues without its node, at most once per resizeCooldown and never with fewer workers than min."""
 
     @property
     def world_size(self) -> int:
@@ -57,6 +63,10 @@ class WorkersSpec(Section):
     def _check_min(self) -> Self:
         if self.min_count > self.count:
             invalid("min", f"{self.min} is more than count, {self.count}")
+        if self.on_straggler == "replace" and self.min == self.count:
+            invalid(
+                "onStraggler", "replace needs a min below count: otherwise no worker can be left out; lower workers.min"
+            )
         return self
 
 

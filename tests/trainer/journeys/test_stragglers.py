@@ -48,9 +48,7 @@ class SlowBackward(ShortBlocks):
 
 
 @pytest.mark.parametrize(("worker", "stage"), [(SlowData, 1), (SlowBackward, 2), (SlowBackward, 3)])
-def test_slow_rank_is_named_and_the_one_that_waits_for_it_is_not(
-    runs: Runs, worker: type[Worker], stage: int
-) -> None:
+def test_slow_rank_is_named_and_the_one_that_waits_for_it_is_not(runs: Runs, worker: type[Worker], stage: int) -> None:
     directory, job = runs.empty("stragglers"), runs.job(training={"epochs": 6})
     train_generation(directory, job, Layout(2, stage), worker)
     logs = directory.generation_logs(1)
