@@ -5,8 +5,8 @@ from spotune.job.dataset import DatasetSpec, EvalSpec, MixtureSourceSpec, Prepar
 from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.finetunejob import KIND, FinetuneJob, FinetuneJobSpec
 from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
-from spotune.job.node_health import StragglerStatus, UnfitNodeStatus
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
+from spotune.job.node_health import StragglerStatus, UnfitNodeStatus
 from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import (

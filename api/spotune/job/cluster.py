@@ -36,8 +36,8 @@ class WorkersSpec(Section):
     node_check: NodeCheck = "auto"
     """Whether nodes are checked before they are used. auto: nodes with GPUs. always: also nodes for CPU workers."""
     on_straggler: OnStraggler = "report"
-    """What happens if a worker takes over 1.2 times as long as the median for 5 minutes and 20 steps. replace: the group
-    commits and continues without its node, at most once per resizeCooldown and never with fewer workers than min."""
+    """What happens if a worker takes over 1.2 times as long as the median for 5 minutes and 20 steps. replace: the
+    workers commit and continue without its node, at most once per resizeCooldown and never with fewer than min."""
 
     @property
     def world_size(self) -> int:

@@ -120,7 +120,7 @@ class Observed:
         children: The job's children, by kind.
         services: The ModelServices that the job controls, by name; empty while the operator serves no models.
         pods: The job's pods.
-        nodes: The nodes of these pods, by name.
+        nodes: The nodes of these pods, and the unfit ones that exist, by name.
         poll: The last poll of the supervisor; None without a head pod.
         refused: The API server's message for each kind of child that it rejected at the last apply.
         changed_elsewhere_at: Unix time at which this operator first saw what somebody else has written to the job; 0 if

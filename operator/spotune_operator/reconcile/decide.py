@@ -26,6 +26,7 @@ from spotune_operator.reconcile.kstatus import kstatus_findings, stalled_finding
 from spotune_operator.reconcile.phase import phase
 from spotune_operator.reconcile.pinned import pinned_cluster
 from spotune_operator.reconcile.status_fields import gpu_seconds, training_fields
+from spotune_operator.reconcile.unfit_nodes import excluded_nodes, nodes_fit_findings, pods_to_replace, without_nodes
 from spotune_operator.settings import Settings
 
 Manifest = dict[str, Any]
@@ -93,21 +94,22 @@ def decide(
         now=now,
         settings=settings,
     )
-    target = context.target
+    target, status = context.target, _status(context, desired.resolved)
     cluster = observed.children.get("RayCluster")
     manifests = [_claim(desired, observed), *desired.others]
     if target not in (ClusterTarget.DELETE, ClusterTarget.KEEP):
         suspend = target is ClusterTarget.SUSPEND
-        manifests.append(pinned_cluster(desired.resolved, desired.pinned, context.replicas, suspend=suspend))
+        cluster_manifest = pinned_cluster(desired.resolved, desired.pinned, context.replicas, suspend=suspend)
+        manifests.append(without_nodes(cluster_manifest, excluded_nodes(context, status.unfit_nodes)))
     manifests.append(service_to_apply(desired.service, context))
     return Decision(
         apply=[manifest for manifest in manifests if manifest is not None],
         delete=[cluster] if target is ClusterTarget.DELETE and cluster is not None and not cluster.deleting else [],
         delete_services=services_to_delete(context),
-        give_notice=_workers_to_notify(observed) if settings.heed_preemption else [],
+        give_notice=_workers_to_notify(context),
         force_delete=stuck_pods(observed.pods, observed.nodes, now),
         command=_command(context),
-        status=_status(context, desired.resolved).model_copy(update={"pinned": desired.pinned}),
+        status=status.model_copy(update={"pinned": desired.pinned}),
         requeue_after=_requeue_after(context),
     )
 
@@ -119,14 +121,20 @@ def stalled(previous: FinetuneJobStatus, error: Exception, generation: int, now:
     return previous.model_copy(update=changes)
 
 
-def _workers_to_notify(observed: Observed) -> Sequence[Pod]:
-    """Running workers on nodes that the cloud reclaims; a worker that does not run yet has nothing to commit."""
-    return pods_on_reclaimed_nodes([pod for pod in observed.workers if pod.runs], observed.nodes)
+def _workers_to_notify(context: ReconcileContext) -> Sequence[Pod]:
+    """Workers on unfit nodes, and running ones on nodes that the cloud reclaims: others have nothing to commit."""
+    unfit, observed = pods_to_replace(context), context.observed
+    if not context.settings.heed_preemption:
+        return unfit
+    reclaimed = pods_on_reclaimed_nodes([pod for pod in observed.workers if pod.runs], observed.nodes)
+    return [*unfit, *(pod for pod in reclaimed if pod not in unfit)]
 
 
 def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStatus:
     fields = training_fields(context)
     findings = {finding.type: finding for finding in condition_findings(context, fields["last_progress_time"])}
+    unfit = fields.get("unfit_nodes", context.previous.unfit_nodes)
+    findings |= {finding.type: finding for finding in nodes_fit_findings(context, unfit)}
     findings |= {finding.type: finding for finding in kstatus_findings(context, findings)}
     served = served_finding(context)
     if served is not None:

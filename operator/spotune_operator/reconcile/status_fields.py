@@ -12,6 +12,7 @@ from spotune_operator.kube.timestamps import rfc3339, unix_time
 from spotune_operator.observe.state import Pod
 from spotune_operator.observe.supervisor_status import ProgressResponse
 from spotune_operator.reconcile.desired_state import ReconcileContext
+from spotune_operator.reconcile.unfit_nodes import node_fields
 
 _LAST_KNOWN: Final = (
     *("generation", "step", "total_steps", "eval_loss", "eval_scores", "eval_step", "steps_lost", "goodput"),
@@ -37,6 +38,7 @@ def training_fields(context: ReconcileContext) -> dict[str, Any]:
         "best": _best(progress, context.previous),
         "last_checkpoint": _last_checkpoint(progress, context.previous),
         "restarts": _restarts(progress, context.previous.restarts),
+        **node_fields(progress, context.previous),
         **_progress(context),
     }
 

@@ -9,7 +9,8 @@ from tests.api.support.job_files import JOB_FILE, check_broken_job, run_validate
 WORKERS = "  workers: {count: 2, min: 1}\n"
 TRAIN = "    train: {source: shards/train}\n"
 FIELDS_OF_WORKERS = (
-    "count, min, gpus, capacity, onDemandAfter, resources, serviceAccountName, podTemplate, resizeCooldown"
+    "count, min, gpus, capacity, onDemandAfter, resources, serviceAccountName, podTemplate, resizeCooldown, "
+    "nodeCheck, onStraggler"
 )
 SECTIONS = (
     "model, adapter, dataset, training, execution, checkpoint, tracking, output, workers, head, storage, cluster, "

@@ -81,7 +81,9 @@ class CollectiveWaits:
 
     def _begin_on_stream(self) -> tuple[Any, Any] | None:
         """Two events of which the first is recorded; None if this is not a stream that computes."""
-        if not torch.cuda.is_initialized() or torch.cuda.current_stream() != torch.cuda.default_stream():
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return None
+        if torch.cuda.current_stream() != torch.cuda.default_stream():
             return None
         events = self._spare.pop() if self._spare else _new_events()
         events[0].record()
@@ -89,7 +91,8 @@ class CollectiveWaits:
 
 
 def _new_events() -> tuple[Any, Any]:
-    return torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    return first, last
 
 
 collective_waits = CollectiveWaits()

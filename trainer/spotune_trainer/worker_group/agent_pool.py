@@ -135,8 +135,12 @@ class AgentPool:
         return self._draining()
 
     def unfit_nodes(self) -> list[dict[str, Any]]:
-        """The nodes that are left out, each with its name, boot and reason, and the time since then."""
-        return self._fitness.unfit_nodes()
+        """The nodes that are left out: `node`, `boot`, `reason`, `since` (unix time), and whether ranks run (`inUse`).
+
+        Takes no lock: the thread that publishes the status must not wait for agents.
+        """
+        in_use = {self._fitness.name_of(agent.node) for agent in list(self._agents.values()) if agent.placements}
+        return [{**each, "inUse": each["node"] in in_use} for each in self._fitness.unfit_nodes()]
 
     def leave_out(self, rank: int, reason: str, at_least: int) -> bool:
         """Leave out the node of a rank from now on, if ready nodes have slots for `at_least` workers without it."""

@@ -128,7 +128,7 @@ class NodeAgents(Protocol):
         """Nodes that run ranks of the current group."""
 
     def unfit_nodes(self) -> list[dict[str, Any]]:
-        """Nodes that are left out: `node`, `boot`, `reason` and `since`."""
+        """Nodes that are left out: `node`, `boot`, `reason`, `since` (unix time) and `inUse`."""
 
     def leave_out(self, rank: int, reason: str, at_least: int) -> bool:
         """Leave out the node of a rank, if slots for `at_least` workers are ready without it; returns whether."""

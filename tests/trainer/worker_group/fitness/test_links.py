@@ -51,20 +51,20 @@ def copy(source: socket.socket, sink: socket.socket, rate: float) -> None:
             time.sleep(len(content) / rate)
 
 
+def recorded(*links: dict[str, float]) -> list[NodeRecord]:
+    """Nodes a, b, c, each with what it got from the others."""
+    return [NodeRecord(name, "boot", NodeMeasurement(), rates) for name, rates in zip("abc", links, strict=True)]
+
+
 def test_pull_measures_the_connection(server: PeerServer) -> None:
     fast, slow = pull_rate(server.address, SECRET), pull_rate(throttled(server.address), SECRET)
     assert 0 < slow < 1.2 * THROTTLED
     assert fast > 4 * slow
     assert pull_rate(server.address, b"another") == 0.0
     a, b, c = (f"{name} boot" for name in "abc")
-    links = {"a": {}, "b": {a: fast}, "c": {a: slow, b: slow}}
-    records = [NodeRecord(name, "boot", NodeMeasurement(), rates) for name, rates in links.items()]
+    records = recorded({}, {a: fast}, {a: slow, b: slow})
     assert list(unfit_nodes(records)) == [c]
     assert unfit_nodes(records)[c].startswith("its network carries ")
-    first_is_slow = [{}, {a: slow}, {a: slow, b: fast}]
-    records = [
-        NodeRecord(*of, NodeMeasurement(), rates)
-        for of, rates in zip([k.split() for k in (a, b, c)], first_is_slow, strict=True)
-    ]
-    assert list(unfit_nodes(records)) == [a]
+    records = recorded({}, {a: slow}, {a: slow, b: fast})
+    assert list(unfit_nodes(records)) == [a], "the first node, which has pulled nothing itself"
     assert unfit_nodes(records[:2]) == {}, "of two, nobody can say which one is at fault"

@@ -61,7 +61,7 @@ def test_unfit_node_is_left_out_and_known_ones_are_not_checked_again(cluster: Cl
 
     agent = cluster.agent()
     kill(agent)
-    until(lambda: PROCESS_NAME in cluster.named(PROCESS_NAME) and cluster.agent() != agent)
+    until(lambda: pool.ensure(gpus=False) and cluster.named(PROCESS_NAME).get(PROCESS_NAME, agent) != agent)
     wait_until_known(pool)
     assert len(ledger.records("node-checked")) == 2, "a new agent checks a known node again"
     assert NodeFitness(directory).unfit_nodes() == pool.unfit_nodes(), "another driver knows less"

@@ -127,6 +127,12 @@ class NodeFitness:
             if passed.get(name, key_of(name, event["boot"])) == key_of(name, event["boot"])
         ]
 
+    def name_of(self, node: str) -> str:
+        """Name of the node with this id of Ray's; empty before it is known."""
+        with self._lock:
+            check = self._checks.get(node)
+            return check.info.name if check is not None and check.info is not None else ""
+
     def leave_out(self, node: str, reason: str) -> None:
         """Leave out a node until its next boot.
 
