@@ -247,7 +247,10 @@ WRONG_TOGETHER = [
         "no worker can be left out",
         "min: 1",
         "min: 2, onStraggler: replace",
-        ":10: spec.workers.onStraggler: replace needs a min below count: otherwise no worker can be left out",
+        (
+            ":10: spec.workers.onStraggler: replace needs a min below count: otherwise no worker can be left out; "
+            "lower workers.min"
+        ),
     ),
     ("more workers needed than wanted", "min: 1", "min: 3", ":10: spec.workers.min: 3 is more than count, 2"),
     (
