@@ -21,11 +21,12 @@ import torch
 from benchmarks.machine import describe_machine
 from spotune_trainer.observability.own_time import CollectiveWaits
 from spotune_trainer.worker_group.fitness.measure import measure, measure_in_process
+from spotune_trainer.worker_group.rank_process import FORKING
 
 _WAITS = 100_000
 
 
-def seconds_of_a_wait(waits: CollectiveWaits, wait: Callable[[], object]) -> float:
+def seconds_of_a_wait(waits: CollectiveWaits, wait: Callable[[], None]) -> float:
     """Processor seconds that timing adds to a wait."""
 
     def spent(call: Callable[[], object]) -> float:
@@ -37,7 +38,7 @@ def seconds_of_a_wait(waits: CollectiveWaits, wait: Callable[[], object]) -> flo
     waits.begin()
     timed = spent(lambda: waits.timed(wait))
     waits.end()
-    return timed - spent(lambda: wait())
+    return timed - spent(wait)
 
 
 def main() -> None:
@@ -47,10 +48,10 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="how often")
     options = parser.parse_args()
     # The first process waits for the imports of the fork server; later ones are what a node pays.
-    found = [measure_in_process(True) if options.gpus else measure(False) for _ in range(options.repeat)]
+    found = [measure_in_process(FORKING, True) if options.gpus else measure(False) for _ in range(options.repeat)]
     costs = {"hostSeconds": seconds_of_a_wait(CollectiveWaits(), lambda: None)}
     if options.gpus:
-        torch.cuda.init()
+        torch.zeros(1, device="cuda")  # from now on streams are timed
         costs["streamSeconds"] = seconds_of_a_wait(CollectiveWaits(), lambda: None)
     print(
         json.dumps({"machine": describe_machine(), "checks": [asdict(each) for each in found], "wait": costs}, indent=1)

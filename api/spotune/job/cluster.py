@@ -34,7 +34,8 @@ class WorkersSpec(Section):
     resize_cooldown: Duration = Duration("10m")
     """Minimum time between two planned resizes that add workers."""
     node_check: NodeCheck = "auto"
-    """Whether nodes are checked before they are used. auto: nodes with GPUs. always: also nodes for CPU workers."""
+    """Whether nodes are checked before they are used. auto: nodes with GPUs of a cluster. always: also nodes for CPU
+    workers, and the machine of `spotune run`."""
     on_straggler: OnStraggler = "report"
     """What happens if a worker takes over 1.2 times as long as the median for 5 minutes and 20 steps. replace: the
     workers commit and continue without its node, at most once per resizeCooldown and never with fewer than min."""

@@ -17,6 +17,7 @@ from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.observe.state import Child, Observed, Pod
+from spotune_operator.observe.unfit_nodes import excluded, nodes_fit_findings, pods_to_replace, without_nodes
 from spotune_operator.providers import refuse_unfit_class
 from spotune_operator.reconcile.condition_findings import condition_findings
 from spotune_operator.reconcile.desired_children import DesiredChildren
@@ -26,7 +27,6 @@ from spotune_operator.reconcile.kstatus import kstatus_findings, stalled_finding
 from spotune_operator.reconcile.phase import phase
 from spotune_operator.reconcile.pinned import pinned_cluster
 from spotune_operator.reconcile.status_fields import gpu_seconds, training_fields
-from spotune_operator.reconcile.unfit_nodes import excluded_nodes, nodes_fit_findings, pods_to_replace, without_nodes
 from spotune_operator.settings import Settings
 
 Manifest = dict[str, Any]
@@ -100,7 +100,7 @@ def decide(
     if target not in (ClusterTarget.DELETE, ClusterTarget.KEEP):
         suspend = target is ClusterTarget.SUSPEND
         cluster_manifest = pinned_cluster(desired.resolved, desired.pinned, context.replicas, suspend=suspend)
-        manifests.append(without_nodes(cluster_manifest, excluded_nodes(context, status.unfit_nodes)))
+        manifests.append(without_nodes(cluster_manifest, _excluded_nodes(context, status)))
     manifests.append(service_to_apply(desired.service, context))
     return Decision(
         apply=[manifest for manifest in manifests if manifest is not None],
@@ -121,9 +121,15 @@ def stalled(previous: FinetuneJobStatus, error: Exception, generation: int, now:
     return previous.model_copy(update=changes)
 
 
+def _excluded_nodes(context: ReconcileContext, status: FinetuneJobStatus) -> list[str]:
+    """Names of the nodes that new worker pods avoid. In a queue, Kueue would suspend a job whose templates change."""
+    return [] if context.job.spec.cluster.queue_name else excluded(status.unfit_nodes, context.observed.nodes)
+
+
 def _workers_to_notify(context: ReconcileContext) -> Sequence[Pod]:
     """Workers on unfit nodes, and running ones on nodes that the cloud reclaims: others have nothing to commit."""
-    unfit, observed = pods_to_replace(context), context.observed
+    observed = context.observed
+    unfit = pods_to_replace(observed.workers, _excluded_nodes(context, context.previous), context.progress)
     if not context.settings.heed_preemption:
         return unfit
     reclaimed = pods_on_reclaimed_nodes([pod for pod in observed.workers if pod.runs], observed.nodes)
@@ -134,7 +140,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
     fields = training_fields(context)
     findings = {finding.type: finding for finding in condition_findings(context, fields["last_progress_time"])}
     unfit = fields.get("unfit_nodes", context.previous.unfit_nodes)
-    findings |= {finding.type: finding for finding in nodes_fit_findings(context, unfit)}
+    findings |= {finding.type: finding for finding in nodes_fit_findings(unfit, context.previous.conditions)}
     findings |= {finding.type: finding for finding in kstatus_findings(context, findings)}
     served = served_finding(context)
     if served is not None:

@@ -11,8 +11,8 @@ from spotune_operator.kube.conditions import find, is_true
 from spotune_operator.kube.timestamps import rfc3339, unix_time
 from spotune_operator.observe.state import Pod
 from spotune_operator.observe.supervisor_status import ProgressResponse
+from spotune_operator.observe.unfit_nodes import node_fields
 from spotune_operator.reconcile.desired_state import ReconcileContext
-from spotune_operator.reconcile.unfit_nodes import node_fields
 
 _LAST_KNOWN: Final = (
     *("generation", "step", "total_steps", "eval_loss", "eval_scores", "eval_step", "steps_lost", "goodput"),

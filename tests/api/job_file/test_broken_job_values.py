@@ -243,15 +243,6 @@ WRONG_TOGETHER = [
             "maxLength limits prompt and completion together"
         ),
     ),
-    (
-        "no worker can be left out",
-        "min: 1",
-        "min: 2, onStraggler: replace",
-        (
-            ":10: spec.workers.onStraggler: replace needs a min below count: otherwise no worker can be left out; "
-            "lower workers.min"
-        ),
-    ),
     ("more workers needed than wanted", "min: 1", "min: 3", ":10: spec.workers.min: 3 is more than count, 2"),
     (
         "micro-batch above the global batch",

@@ -2,7 +2,7 @@
 
 A thread of the driver. It writes a notice to the generation's folder if the node of a worker is draining or, at most
 once per `workers.resizeCooldown`, if a larger group is possible. `resizing.py` decides when the group is to leave. With
-`workers.onStraggler: replace` it also leaves the node of a straggler (`straggler_replacement.py`).
+`workers.onStraggler: replace` it also leaves the node of a straggler (`fitness/straggler_replacement.py`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from spotune.job import FinetuneJob, WorkersSpec
 from spotune.resize.growing import Grow
 from spotune.resize.leaving import LeaveDecision
 from spotune_trainer.driver.resizing import STEADY_SECONDS, Resizing
-from spotune_trainer.driver.straggler_replacement import StragglerReplacement
 from spotune_trainer.job_directory.notice import write_notice
+from spotune_trainer.worker_group.fitness.straggler_replacement import StragglerReplacement
 from spotune_trainer.worker_group.result import NodeAgents, Slots
 
 logger = logging.getLogger("spotune.driver")
@@ -63,7 +63,10 @@ class NodeWatch:
         self._agents = agents
         self._record = record
         self._clock = clock
-        self._stragglers = StragglerReplacement(resizing.group, resizing.ledger, agents, clock)
+        group = resizing.group
+        self._stragglers = StragglerReplacement(
+            group.logs, group.planned_minimum, resizing.ledger, agents.leave_out, clock
+        )
         self._started = clock()
         self._slots_since: float | None = None
         self._noticed: set[str] = set()
@@ -94,7 +97,7 @@ class NodeWatch:
         if going.keys() - self._noticed:
             self._yield_before(going, slots, workers)
         elif self.yield_reason is None:
-            if (reason := self._stragglers.reason(workers)) is not None:
+            if (reason := self._stragglers.reason(self._resizing.group.generation, workers)) is not None:
                 self._yield(reason, {}, {})
             else:
                 self._grow(slots, workers)

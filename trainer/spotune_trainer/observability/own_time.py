@@ -137,7 +137,7 @@ class OwnTime:
         self._began = self._clock()
         collective_waits.begin()
 
-    def end_step(self) -> float:
+    def finish_step(self) -> float:
         """Own seconds of the step, its wait for data included; at least 0."""
         seconds = self._clock() - self._began - collective_waits.end()
         before, self._data_wait = self._data_wait, self._data_wait_so_far()

@@ -184,7 +184,7 @@ class TrainingLoop:
             now = time.monotonic()
             pending.seconds, started = now - started, now
             pending.productive_seconds = self.reporter.stopwatch.productive_lap()
-            pending.own_seconds = self._own_time.end_step()
+            pending.own_seconds = self._own_time.finish_step()
             self._pending = pending
             yield FinishedStep(step + 1, flags)
 

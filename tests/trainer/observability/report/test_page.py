@@ -118,10 +118,10 @@ def test_unfit_nodes_and_stragglers_are_listed(eventful: JobDirectory) -> None:
     ledger.append("straggler", generation=2, rank=1, node="n1", ratio=1.456, since=START)
     ledger.append("straggler-replaced", generation=2, rank=1, reason="rank 1 on n1 took 1.46 of the median")
     ledger.append("left", generation=2, step=10)
-    page = report_of_directory(eventful)
+    page = report_of_directory(eventful.root)
     assert "node &lt;n2&gt; is unfit and is left out: it is too hot" in page
     assert "rank 1 on n1 is slow: it takes 1.46 of the median of all ranks" in page
-    (group,) = [each for each in read_summary(eventful).groups if each.generation == 2]
+    (group,) = [each for each in read_summary(eventful.root).groups if each.generation == 2]
     assert group.message.endswith("rank 1 on n1 took 1.46 of the median")
 
 

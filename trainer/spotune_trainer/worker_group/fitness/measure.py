@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, Final
 from spotune.errors import InfrastructureError
 from spotune_trainer.worker_group.fitness.measurements import DeviceMeasurement, NodeMeasurement
 from spotune_trainer.worker_group.fitness.nvidia_smi import GpuState, gpu_states
-from spotune_trainer.worker_group.rank_process import FORKING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,15 +63,16 @@ OF_CPU: Final = Extent(64 << 20, 0.1, 8 << 20, 256, 0.02)
 """A worker without GPUs is a pod with some processors of a node that other pods use, too."""
 
 
-def measure_in_process(gpus: bool, extent: Extent | None = None) -> NodeMeasurement:
+def measure_in_process(context: Any, gpus: bool, extent: Extent | None = None) -> NodeMeasurement:
     """Check this node in a process forked from the fork server.
 
     Args:
+        context: of multiprocessing, with the fork server.
         gpus: whether its ranks train on GPUs.
         extent: of the check; None: that of the devices.
     """
-    receiver, sender = FORKING.Pipe(duplex=False)
-    process = FORKING.Process(target=_measure_and_send, args=(sender, gpus, extent))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_measure_and_send, args=(sender, gpus, extent))
     process.start()
     sender.close()
     try:

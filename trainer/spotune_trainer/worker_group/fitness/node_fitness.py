@@ -17,17 +17,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import ray
 from ray.exceptions import RayError, RayTaskError
 
 from spotune_trainer import files
+from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.worker_group.fitness.measurements import NodeMeasurement, NodeRecord, key_of
 from spotune_trainer.worker_group.fitness.verdict import of_interest, unfit_nodes
-from spotune_trainer.worker_group.node_state import NodeInfo
 
 logger = logging.getLogger("spotune.driver")
 
@@ -35,6 +35,26 @@ _PEERS: Final = 2
 _ALL_PAIRS: Final = 3
 """Up to this number of nodes, all connections are measured."""
 _UNKNOWN: Final = NodeMeasurement()
+
+
+class Node(Protocol):
+    """What an agent tells about its node: see `node_state.NodeInfo`."""
+
+    @property
+    def name(self) -> str:
+        """For people and Kubernetes."""
+
+    @property
+    def boot(self) -> str:
+        """Id that its kernel made when it started."""
+
+    @property
+    def is_of_cluster(self) -> bool:
+        """Whether Kubernetes has placed the agent there."""
+
+    @property
+    def peer(self) -> PeerAddress | None:
+        """Where other agents reach it."""
 
 
 @dataclass
@@ -55,7 +75,7 @@ class _Check:
     call: Callable[..., Any]
     info_ref: Any
     gpus: bool
-    info: NodeInfo | None = None
+    info: Node | None = None
     measuring: Any = None
     linking: tuple[list[str], Any] | None = None
     record: NodeRecord | None = None
@@ -154,7 +174,7 @@ class NodeFitness:
                 return False
             check.info = ray.get(check.info_ref)
             self._keys[node] = check.key
-            if check.key in self._records or check.key in self._unfit or not self._is_wanted(check.gpus):
+            if check.key in self._records or check.key in self._unfit or not self._is_due(check):
                 check.is_done = True
                 return False
             check.measuring = check.call("measure", check.gpus)
@@ -219,11 +239,15 @@ class NodeFitness:
         self._ledger.append_record(event)
         logger.warning("node %s is unfit and is left out: %s", node, reason)
 
-    def _is_wanted(self, gpus: bool) -> bool:
-        """Whether nodes are to be checked. Reads plain JSON: the job's model takes long to import."""
+    def _is_due(self, check: _Check) -> bool:
+        """Whether a node is to be checked. Reads plain JSON: the job's model takes long to import.
+
+        By default not on a machine without Kubernetes: other programs may need the memory that the check fills.
+        """
         job: Mapping[str, Any] = files.read_json(self._directory.job) or {}
-        wanted = job.get("spec", {}).get("workers", {}).get("nodeCheck", "auto")
-        return bool(wanted == "always" or (wanted == "auto" and gpus))
+        setting = job.get("spec", {}).get("workers", {}).get("nodeCheck", "auto")
+        has_own_gpus = check.gpus and check.info is not None and check.info.is_of_cluster
+        return bool(setting == "always" or (setting == "auto" and has_own_gpus))
 
 
 def _has_resolved(reference: Any) -> bool:

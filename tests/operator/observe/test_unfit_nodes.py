@@ -86,6 +86,13 @@ def test_node_that_was_booted_again_may_be_used(nodes: dict[str, NodeView]) -> N
     assert list(decision.give_notice) == []
 
 
+def test_templates_of_a_job_in_a_queue_do_not_change() -> None:
+    scenario = training_scenario(cluster={"provider": "none", "queueName": "gpus"})
+    assert affinities(with_unfit_node(scenario)) == [None]
+    assert list(scenario.decide().give_notice) == []
+    assert scenario.condition("NodesFit").status == "False"
+
+
 def test_nodes_stay_excluded_while_no_supervisor_answers_and_until_the_trainer_takes_them_back() -> None:
     scenario = training_scenario()
     with_unfit_node(scenario)

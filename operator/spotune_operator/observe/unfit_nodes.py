@@ -8,17 +8,17 @@ Kueue would suspend and queue it again.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from spotune.custom_resource import Condition
 from spotune.job import FinetuneJobStatus, StragglerStatus, UnfitNodeStatus
 from spotune_operator.kube.conditions import Finding, find
 from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.state import Pod
 from spotune_operator.observe.supervisor_status import ProgressResponse
-from spotune_operator.reconcile.desired_state import ReconcileContext
 
-NODES_FIT = "NodesFit"
+NODES_FIT: Final = "NodesFit"
 
 
 def node_fields(progress: ProgressResponse, previous: FinetuneJobStatus) -> dict[str, Any]:
@@ -76,32 +76,29 @@ def _avoiding(template: Mapping[str, Any], names: Sequence[str]) -> dict[str, An
     return {**template, "spec": {**pod, "affinity": {**affinity, "nodeAffinity": of_nodes}}}
 
 
-def excluded_nodes(context: ReconcileContext, unfit: Iterable[UnfitNodeStatus]) -> list[str]:
-    """Names of the nodes that new worker pods of the job avoid."""
-    return [] if context.job.spec.cluster.queue_name else excluded(unfit, context.observed.nodes)
+def pods_to_replace(workers: Iterable[Pod], excluded_names: Iterable[str], progress: ProgressResponse) -> list[Pod]:
+    """Workers on excluded nodes on which no rank runs any more.
 
-
-def pods_to_replace(context: ReconcileContext) -> list[Pod]:
-    """Workers on unfit nodes on which no rank runs any more.
-
-    The nodes are those of the last status: by now the RayCluster has its affinity, so KubeRay creates their
-    replacements elsewhere.
+    Args:
+        workers: The worker pods.
+        excluded_names: The nodes that the RayCluster avoids already, so that KubeRay replaces the pods elsewhere.
+        progress: Of the trainer; knows where ranks run.
     """
-    in_use = {each.node for each in context.progress.unfit_nodes or () if each.in_use}
-    names = set(excluded_nodes(context, context.previous.unfit_nodes)) - in_use
-    return [pod for pod in context.observed.workers if pod.node in names]
+    in_use = {each.node for each in progress.unfit_nodes or () if each.in_use}
+    names = set(excluded_names) - in_use
+    return [pod for pod in workers if pod.node in names]
 
 
-def nodes_fit_findings(context: ReconcileContext, unfit: Sequence[UnfitNodeStatus]) -> list[Finding]:
+def nodes_fit_findings(unfit: Sequence[UnfitNodeStatus], conditions: Sequence[Condition]) -> list[Finding]:
     """The condition about unfit nodes; none while a job has never had any.
 
     Args:
-        context: The input of the reconcile.
         unfit: Of the new status.
+        conditions: Of the last one.
     """
     if unfit:
         message = "; ".join(f"{each.node}: {each.reason}" for each in unfit)
         return [Finding(NODES_FIT, "False", "UnfitNodes", f"left out until they are booted again: {message}")]
-    if find(context.previous.conditions, NODES_FIT) is not None:
+    if find(conditions, NODES_FIT) is not None:
         return [Finding(NODES_FIT, "True", "Fit", "no node is left out")]
     return []
