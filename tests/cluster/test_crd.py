@@ -139,6 +139,7 @@ def test_what_a_command_does_not_read_is_refused(
     ("spec", "message"),
     [
         ({"workers": {"min": 5}}, "must not be more than count"),
+        ({"workers": {"min": 2, "count": 2, "onStraggler": "replace"}}, "replace needs a min below count"),
         ({"retry": {"hangTimeout": "30"}}, "expected a duration such as 30s, 5m, 1h30m or 500ms"),
         ({"execution": {"microBatchSize": "big"}}, "expected auto or a whole number from 1"),
         ({"execution": {"compile": "on"}}, 'Unsupported value: "on": supported values: "auto", "true", "false"'),

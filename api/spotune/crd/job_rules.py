@@ -41,6 +41,11 @@ from spotune.job.training.hyperparameters import LABEL_OBJECTIVES, PREFERENCE_OB
 _WORKERS = (
     Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),
     *WORKERS_RULES,
+    Rule(
+        "self.onStraggler != 'replace' || type(self.min) != int || self.min < self.count",
+        "replace needs a min below count: otherwise no worker can be left out; lower workers.min",
+        "onStraggler",
+    ),
 )
 
 _BACKOFF = (

@@ -6,6 +6,7 @@ from spotune.job.execution import CheckpointSpec, ExecutionSpec
 from spotune.job.finetunejob import KIND, FinetuneJob, FinetuneJobSpec
 from spotune.job.lifecycle import BackoffSpec, CleanupSpec, RetrySpec
 from spotune.job.model import AdapterSpec, LoraSpec, ModelSpec
+from spotune.job.node_health import StragglerStatus, UnfitNodeStatus
 from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, WandbSpec
 from spotune.job.pools import PoolSpec, PoolStatus, cheapest_first
 from spotune.job.serving import JobServingSpec
@@ -65,9 +66,11 @@ __all__ = [
     "ShardsSpec",
     "SqlSpec",
     "StorageSpec",
+    "StragglerStatus",
     "TrackingSpec",
     "TrainedStatus",
     "TrainingSpec",
+    "UnfitNodeStatus",
     "WandbSpec",
     "WorkersSpec",
     "cheapest_first",

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveDuration, PositiveInt, Section, expecting, invalid
 from spotune.custom_resource.pods import PodTemplate, ResourcesSpec
+from spotune.job.node_health import NodeCheck, OnStraggler
 from spotune.job.pools import Pools, check_pools
 from spotune.units.durations import Duration
 
@@ -41,6 +42,12 @@ class WorkersSpec(Section):
     """Pod template for tolerations, node selectors, volumes and environment variables. Fields that spotune sets win."""
     resize_cooldown: Duration = Duration("10m")
     """Minimum time between two planned resizes that add workers."""
+    node_check: NodeCheck = "auto"
+    """Whether nodes are checked before they are used. auto: nodes with GPUs of a cluster. always: also nodes for CPU
+    workers, and the machine of `spotune run`."""
+    on_straggler: OnStraggler = "report"
+    """What happens if a worker takes over 1.2 times as long as the median for 5 minutes and 20 steps. replace: the
+    workers commit and continue without its node, at most once per resizeCooldown and never with fewer than min."""
 
     @property
     def world_size(self) -> int:
@@ -66,6 +73,10 @@ class WorkersSpec(Section):
     def _check_min(self) -> Self:
         if self.min_count > self.count:
             invalid("min", f"{self.min} is more than count, {self.count}")
+        if self.on_straggler == "replace" and self.min == self.count:
+            invalid(
+                "onStraggler", "replace needs a min below count: otherwise no worker can be left out; lower workers.min"
+            )
         check_pools(self.pools, self.count, self.min_count)
         return self
 

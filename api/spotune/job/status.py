@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from spotune.custom_resource.status import Conditions, StatusSection, Timestamp
+from spotune.job.node_health import StragglerStatus, UnfitNodeStatus
 from spotune.job.pools import PoolStatus
 
 
@@ -170,6 +171,10 @@ class FinetuneJobStatus(StatusSection):
     """The workers in each of workers.pools, and what was refused where."""
     pools_moved_at: Timestamp | None = None
     """Time at which workers last left a pool for a better one (RFC 3339)."""
+    unfit_nodes: list[UnfitNodeStatus] = Field(default=[])
+    """Nodes that are left out until they are booted again: their check failed, or a straggler was replaced."""
+    stragglers: list[StragglerStatus] = Field(default=[])
+    """Worker processes of the running group that have been slower than the others for long."""
     last_progress_time: Timestamp | None = None
     """Time of the newest step, or of the start or resume of the job (RFC 3339)."""
     pinned: PinnedStatus | None = None

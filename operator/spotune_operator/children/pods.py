@@ -107,6 +107,7 @@ def worker_pod(resolved: ResolvedJob, capacity: Capacity, pool: PoolSpec | None 
     settings = {"SPOTUNE_CAPACITY": capacity, **drain_settings(grace), **HEAD_LOSS}
     ray = _ray_container(resolved, WORKER_CONTAINER, (METRICS,), settings)
     enforced = _enforced_spec(resolved, capacity, gpus=workers.gpus > 0, grace=grace, pool=pool)
+    ray["env"].append({"name": "SPOTUNE_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
     enforced["containers"] = [ray | {"resources": amounts, "command": [*_WORKER_COMMAND], "args": []}]
     spread = resolved.owner.pod_selector("workers")
     defaults = default_pod_spec([default_container(WORKER_CONTAINER)], shared_memory(amounts), spread)

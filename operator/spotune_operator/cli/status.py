@@ -159,6 +159,7 @@ def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, Renderabl
     yield "evaluation", evaluation(status.get("evalLoss"), status.get("evalScores") or {})
     yield "best", _best(status.get("best"))
     yield "workers", status.get("workers") or ""
+    yield "stragglers", ", ".join(_straggler(each) for each in status.get("stragglers") or ())
     yield "checkpoint", _checkpoint(checkpoint, now) if checkpoint else "none yet"
     yield "restarts", restarts(counts)
     yield "steps lost", str(status["stepsLost"]) if status.get("stepsLost") else ""
@@ -167,6 +168,10 @@ def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, Renderabl
     yield "generation", _generation(status)
     yield "model", status.get("output") or ""
     yield "age", age(job, now)
+
+
+def _straggler(found: Mapping[str, Any]) -> str:
+    return f"rank {found['rank']} on {found['node']} takes {found['ratio']:.2f} of the median"
 
 
 def _best(best: Mapping[str, Any] | None) -> str:

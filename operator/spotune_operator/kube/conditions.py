@@ -21,6 +21,7 @@ ORDER: Final = (
     "Suspended",
     "StorageReady",
     "ClusterReady",
+    "NodesFit",
     "PreflightPassed",
     "DataPrepared",
     "Training",
@@ -40,6 +41,7 @@ _WARNINGS: Final = {
     ("StorageReady", "False"),
     ("PreflightPassed", "False"),
     ("CheckpointHealthy", "False"),
+    ("NodesFit", "False"),
 }
 _WARNING_REASONS: Final = {("RolledOut", "RolledBack")}
 

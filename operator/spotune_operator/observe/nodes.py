@@ -43,6 +43,7 @@ class NodeView:
         created: Unix time.
         annotations: The operator's annotations on it.
         uid: Its uid.
+        boot: Its boot ID; empty before its kubelet has reported it.
     """
 
     name: str
@@ -57,6 +58,7 @@ class NodeView:
     created: float = 0.0
     annotations: Mapping[str, str] = field(default_factory=dict)
     uid: str = ""
+    boot: str = ""
 
 
 def node_view(raw: Mapping[str, Any]) -> NodeView:
@@ -80,6 +82,7 @@ def node_view(raw: Mapping[str, Any]) -> NodeView:
         created=created,
         annotations={name: value for name, value in annotations if name.startswith(PREFIX)},
         uid=metadata["uid"],
+        boot=(status.get("nodeInfo") or {}).get("bootID", ""),
     )
 
 

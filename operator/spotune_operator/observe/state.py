@@ -127,7 +127,7 @@ class Observed:
         children: The job's children, by kind.
         services: The ModelServices that the job controls, by name; empty while the operator serves no models.
         pods: The job's pods.
-        nodes: The nodes of these pods, by name.
+        nodes: The nodes of these pods, and the unfit ones that exist, by name.
         all_nodes: All nodes of the cluster.
         poll: The last poll of the supervisor; None without a head pod.
         refused: The API server's message for each kind of child that it rejected at the last apply.

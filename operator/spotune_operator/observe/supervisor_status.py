@@ -86,6 +86,8 @@ def _scores(items: Any) -> Any:
 Text = Annotated[str, AfterValidator(_storable)]
 Word = Annotated[str, Field(pattern=r"^[A-Z][A-Za-z]{0,63}$")]
 """A name in CamelCase that is valid as the reason of a condition."""
+NodeName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+"""A name that Kubernetes accepts for a node."""
 Count = Annotated[int, Field(ge=0, le=_MAX_COUNT)]
 Amount = Annotated[float, Field(ge=0)]
 Time = Annotated[float, Field(ge=0, le=_MAX_UNIX_TIME)]
@@ -125,6 +127,25 @@ class BestResponse(_LenientModel):
     step: Count
     metric: Text
     value: float
+
+
+class UnfitNodeResponse(_LenientModel):
+    """A node that the trainer leaves out: its name, what is wrong, Unix time, boot ID, and whether ranks run there."""
+
+    node: NodeName
+    reason: Text = ""
+    since: Time = 0.0
+    boot: Text = ""
+    in_use: bool = False
+
+
+class StragglerResponse(_LenientModel):
+    """A rank that is slower than the others: its node, its time by the median, and Unix time since then."""
+
+    rank: Count
+    ratio: Amount
+    node: Text = ""
+    since: Time = 0.0
 
 
 class RestartsResponse(_LenientModel):
@@ -196,6 +217,8 @@ class ProgressResponse(_LenientModel):
     checkpoint_problem: Text = ""
     data_left_out: Text = ""
     restarts: RestartsResponse = RestartsResponse()
+    unfit_nodes: Annotated[list[UnfitNodeResponse], BeforeValidator(_mappings)] | None = None
+    stragglers: Annotated[list[StragglerResponse], BeforeValidator(_mappings)] | None = None
     supervisor: SupervisorResponse = SupervisorResponse()
 
     @property

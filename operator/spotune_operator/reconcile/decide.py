@@ -18,6 +18,7 @@ from spotune_operator.kueue.partial_admission import next_change
 from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.observe.state import Child, Observed, Pod
+from spotune_operator.observe.unfit_nodes import excluded, nodes_fit_findings, pods_to_replace, without_nodes
 from spotune_operator.providers import refuse_unfit_class
 from spotune_operator.reconcile.condition_findings import POOLS_MATCH, condition_findings
 from spotune_operator.reconcile.desired_children import DesiredChildren
@@ -96,22 +97,23 @@ def decide(
         settings=settings,
         provider=desired.resolved.provider,
     )
-    target = context.target
+    target, status = context.target, _status(context, desired.resolved)
     cluster = observed.children.get("RayCluster")
     manifests = [_claim(desired, observed), *desired.others]
     is_deleted = target is ClusterTarget.DELETE or context.needs_new_cluster
     if target is not ClusterTarget.KEEP and not is_deleted:
         suspend = target is ClusterTarget.SUSPEND
-        manifests.append(pinned_cluster(desired.resolved, desired.pinned, context.replicas, suspend=suspend))
+        cluster_manifest = pinned_cluster(desired.resolved, desired.pinned, context.replicas, suspend=suspend)
+        manifests.append(without_nodes(cluster_manifest, _excluded_nodes(context, status)))
     manifests.append(service_to_apply(desired.service, context))
     return Decision(
         apply=[manifest for manifest in manifests if manifest is not None],
         delete=[cluster] if is_deleted and cluster is not None and not cluster.deleting else [],
         delete_services=services_to_delete(context),
-        give_notice=_workers_to_notify(observed) if settings.heed_preemption else [],
+        give_notice=_workers_to_notify(context),
         force_delete=stuck_pods(observed.pods, observed.nodes, now),
         command=_command(context),
-        status=_status(context, desired.resolved).model_copy(update={"pinned": desired.pinned}),
+        status=status.model_copy(update={"pinned": desired.pinned}),
         requeue_after=_requeue_after(context),
     )
 
@@ -123,14 +125,26 @@ def stalled(previous: FinetuneJobStatus, error: Exception, generation: int, now:
     return previous.model_copy(update=changes)
 
 
-def _workers_to_notify(observed: Observed) -> Sequence[Pod]:
-    """Running workers on nodes that the cloud reclaims; a worker that does not run yet has nothing to commit."""
-    return pods_on_reclaimed_nodes([pod for pod in observed.workers if pod.runs], observed.nodes)
+def _excluded_nodes(context: ReconcileContext, status: FinetuneJobStatus) -> list[str]:
+    """Names of the nodes that new worker pods avoid. In a queue, Kueue would suspend a job whose templates change."""
+    return [] if context.job.spec.cluster.queue_name else excluded(status.unfit_nodes, context.observed.nodes)
+
+
+def _workers_to_notify(context: ReconcileContext) -> Sequence[Pod]:
+    """Workers on unfit nodes, and running ones on nodes that the cloud reclaims: others have nothing to commit."""
+    observed = context.observed
+    unfit = pods_to_replace(observed.workers, _excluded_nodes(context, context.previous), context.progress)
+    if not context.settings.heed_preemption:
+        return unfit
+    reclaimed = pods_on_reclaimed_nodes([pod for pod in observed.workers if pod.runs], observed.nodes)
+    return [*unfit, *(pod for pod in reclaimed if pod not in unfit)]
 
 
 def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStatus:
     fields = training_fields(context)
     findings = {finding.type: finding for finding in condition_findings(context, fields["last_progress_time"])}
+    unfit = fields.get("unfit_nodes", context.previous.unfit_nodes)
+    findings |= {finding.type: finding for finding in nodes_fit_findings(unfit, context.previous.conditions)}
     findings |= {finding.type: finding for finding in kstatus_findings(context, findings)}
     served = served_finding(context)
     if served is not None:

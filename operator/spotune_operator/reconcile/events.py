@@ -26,9 +26,9 @@ _CAUSES: Final = {
     "out_of_memory": "a worker ran out of memory",
 }
 _ROUTINE: Final = frozenset(
-    {"Reconciling", "ClusterReady", "DataPrepared", "Training", "CheckpointHealthy", "ReplicasReady"}
+    {"Reconciling", "ClusterReady", "DataPrepared", "Training", "CheckpointHealthy", "ReplicasReady", "NodesFit"}
 )
-"""Conditions whose transitions are routine, or are reported for ``Ready``."""
+"""Conditions whose transitions are routine, or are reported for ``Ready``, or for each node."""
 _ROLLED_OUT: Final = "RolledOut"
 _MAX_MESSAGE_LENGTH: Final = 1000
 
@@ -63,11 +63,31 @@ def job_events(
     """
     involved = Involved(KIND, job.namespace, job.name, job.uid)
     yield from condition_events(involved, previous.conditions, status.conditions, now)
+    yield from node_events(involved, previous, status, now)
     for cause, description in _CAUSES.items():
         count = getattr(status.restarts, cause)
         if count > getattr(previous.restarts, cause):
             step = f"; training continues from step {status.last_checkpoint.step}" if status.last_checkpoint else ""
             yield event_manifest(involved, "Restarted", f"{description}{step}", now, (cause, str(count)), warning=True)
+
+
+def node_events(
+    involved: Involved, previous: FinetuneJobStatus, status: FinetuneJobStatus, now: float
+) -> Iterator[dict[str, Any]]:
+    """The ``v1.Event``s for each node that is left out from now on, and each new straggler."""
+    known = {(each.node, each.since) for each in previous.unfit_nodes}
+    for each in status.unfit_nodes:
+        if (each.node, each.since) not in known:
+            message = f"node {each.node} is left out: {each.reason}"
+            yield event_manifest(involved, "UnfitNode", message, now, (each.node, each.since), warning=True)
+    slow = {(each.rank, each.since) for each in previous.stragglers}
+    for found in status.stragglers:
+        if (found.rank, found.since) not in slow:
+            message = (
+                f"rank {found.rank} on node {found.node} takes {found.ratio:.2f} of the median since {found.since}"
+            )
+            about = (str(found.rank), found.since)
+            yield event_manifest(involved, "Straggler", message, now, about, warning=True)
 
 
 def condition_events(

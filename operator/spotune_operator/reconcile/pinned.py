@@ -22,7 +22,9 @@ from spotune_operator.settings import Settings
 
 _FIELDS_WITHOUT_PODS: Final[Mapping[str, frozenset[str]]] = {
     "training": frozenset({"epochs", "maxSteps", "maxBadSteps", "evaluation", "command", "code", "config"}),
-    "workers": frozenset({"count", "min", "resizeCooldown", "onDemandAfter", "poolPatience"}),
+    "workers": frozenset(
+        {"count", "min", "resizeCooldown", "onDemandAfter", "poolPatience", "nodeCheck", "onStraggler"}
+    ),
     "storage": frozenset({"size", "retain"}),
 }
 """Fields that no pod template depends on: the trainer reads them from the job file, or the operator acts on them."""

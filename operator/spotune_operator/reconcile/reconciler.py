@@ -89,7 +89,7 @@ class Reconciler:
             return None
         previous = _status_of(job)
         try:
-            observed = self._observe(job)
+            observed = self._observe(job, previous)
             decision = decide(
                 self._desired_children(job, previous, observed),
                 generation=job.generation,
@@ -134,9 +134,10 @@ class Reconciler:
             self._last_change[job.key] = job.version, changed_at
         return changed_at
 
-    def _observe(self, job: CachedJob) -> Observed:
+    def _observe(self, job: CachedJob, previous: FinetuneJobStatus) -> Observed:
         key = job.key
         pods = self._caches.pods(key)
+        names = {*(pod.node for pod in pods), *(each.node for each in previous.unfit_nodes)}
         head = next((pod for pod in pods if pod.component == "head" and pod.runs), None)
         return Observed(
             provider_ids=self._caches.provider_ids(),
@@ -144,7 +145,7 @@ class Reconciler:
             children=self._caches.children(key),
             services=self._caches.services(job),
             pods=pods,
-            nodes={pod.node: node for pod in pods if (node := self._caches.node(pod.node)) is not None},
+            nodes={name: node for name in names if (node := self._caches.node(name)) is not None},
             all_nodes=self._caches.all_nodes(),
             poll=self._poller.set_target(key, head.ip if head is not None else ""),
             refused=dict(self._refused.get(key, {})),

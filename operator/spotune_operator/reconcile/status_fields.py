@@ -8,6 +8,7 @@ from spotune.job import BestStatus, FinetuneJobStatus, LastCheckpointStatus, Que
 from spotune_operator.kube.conditions import find, is_true
 from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.supervisor_status import ProgressResponse
+from spotune_operator.observe.unfit_nodes import node_fields
 from spotune_operator.reconcile.desired_state import ReconcileContext
 
 _LAST_KNOWN: Final = (
@@ -34,6 +35,7 @@ def training_fields(context: ReconcileContext) -> dict[str, Any]:
         "best": _best(progress, context.previous),
         "last_checkpoint": _last_checkpoint(progress, context.previous),
         "restarts": _restarts(progress, context.previous.restarts),
+        **node_fields(progress, context.previous),
         **_progress(context),
     }
 

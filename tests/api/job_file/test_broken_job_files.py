@@ -10,7 +10,7 @@ WORKERS = "  workers: {count: 2, min: 1}\n"
 TRAIN = "    train: {source: shards/train}\n"
 FIELDS_OF_WORKERS = (
     "count, min, gpus, capacity, onDemandAfter, pools, poolPatience, mixGpuTypes, resources, "
-    "serviceAccountName, podTemplate, resizeCooldown"
+    "serviceAccountName, podTemplate, resizeCooldown, nodeCheck, onStraggler"
 )
 SECTIONS = (
     "model, adapter, dataset, training, execution, checkpoint, tracking, output, workers, head, storage, cluster, "

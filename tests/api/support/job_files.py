@@ -61,7 +61,8 @@ spec:
                export: auto, mergeAdapter: true}
   workers:    {count: 4, min: 1, gpus: 1, capacity: spot, resources: {limits: {cpu: 8, memory: 64Gi}},
                serviceAccountName: "", podTemplate: {spec: {nodeSelector: {pool: gpu}}}, resizeCooldown: 10m,
-               onDemandAfter: 10m, pools: [], poolPatience: 10m, mixGpuTypes: false}
+               onDemandAfter: 10m, pools: [], poolPatience: 10m, mixGpuTypes: false,
+               nodeCheck: auto, onStraggler: report}
   head:       {capacity: on-demand, resources: {requests: {cpu: 500m}}, podTemplate: {}}
   storage:    {bucket: "s3://bucket/t5", credentials: {secretName: bucket, endpoint: ""},
                storageClassName: "", size: 200Gi, existingClaim: "", retain: true}

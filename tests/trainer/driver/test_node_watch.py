@@ -36,6 +36,17 @@ class SimulatedAgents:
     def occupied(self) -> set[str]:
         return {"a", "b"}
 
+    def unfit_nodes(self) -> list[dict[str, Any]]:
+        return []
+
+    def leave_out(self, rank: int, reason: str, at_least: int) -> bool:
+        remaining = [node for node in self.cluster.nodes if node != "ab"[rank]]
+        if len(remaining) < at_least:
+            return False
+        self.cluster.left_out.append(reason)
+        self.cluster.nodes = remaining
+        return True
+
     def ensure(self, gpus: bool) -> Slots:
         assert not gpus
         slots = len(set(self.cluster.nodes) - self.cluster.draining.keys())
@@ -55,6 +66,8 @@ class Cluster:
     importing: int = 0
     replaced: list[float] = field(default_factory=list)
     desired: int = 4
+    workers: dict[str, Any] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
     now: float = 0.0
     errors: list[Exception] = field(default_factory=list)
     reads: int = 0
@@ -103,7 +116,7 @@ class Cluster:
 
     def job(self) -> FinetuneJob:
         self.reads += 1
-        return self.runs.job(workers={"count": self.desired, "gpus": 0, "resizeCooldown": "60s"})
+        return self.runs.job(workers={"count": self.desired, "gpus": 0, "resizeCooldown": "60s", **self.workers})
 
     @property
     def notice(self) -> dict[str, Any] | None:
@@ -368,3 +381,18 @@ def test_group_grows_once_and_not_just_before_another_worker_comes(cluster: Clus
     assert cluster.events[-1]["choice"] == "grow"
     assert cluster.notice is not None
     assert cluster.notice["commitWithin"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_group_leaves_the_node_of_a_straggler(cluster: Cluster) -> None:
+    cluster.workers, cluster.desired = {"onStraggler": "replace", "min": 1}, 2
+    watch = cluster.watch()
+    check_for(watch, cluster, 10)
+    assert cluster.notice is None, "no rank is slow"
+    straggler = {"rank": 1, "node": "b", "ratio": 1.5, "since": time.time() - 600}
+    files.write_json(cluster.logs.progress, {"stragglers": [straggler]})
+    check_for(watch, cluster, 10)
+    assert cluster.notice is not None
+    assert (cluster.notice["leave"], cluster.notice["deadline"]) == (True, None), "a planned commit"
+    reason = "rank 1 on b took 1.50 of the median for 10 minutes"
+    assert (watch.preempted, watch.yield_reason) == (False, reason)
+    assert cluster.left_out == [f"straggler: {reason}"]

@@ -26,6 +26,7 @@ def test_driver_waits_for_missing_workers_then_starts_with_fewer(runs: Runs, dir
 
 def test_driver_waits_for_the_minimum_of_workers_and_reports_it(runs: Runs, directory: JobDirectory) -> None:
     cluster = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10)], slots=1)
+    cluster.unfit = [{"node": "n7", "boot": "b", "reason": "GPU 0 (A100): it is too hot", "since": 1.0}]
     statuses: list[dict[str, Any]] = []
 
     def record_status() -> None:
@@ -40,7 +41,12 @@ def test_driver_waits_for_the_minimum_of_workers_and_reports_it(runs: Runs, dire
     (waiting,) = events(driver, "waiting")
     assert (waiting["slots"], waiting["wanted"]) == (1, 4)
     assert (statuses[0]["phase"], statuses[0]["workers"]) == ("WaitingForWorkers", {"running": 0, "wanted": 4})
-    assert statuses[0]["message"] == "1 of 4 workers are ready (2 are needed)"
+    ready, unfit = (
+        "1 of 4 workers are ready (2 are needed)",
+        "node n7 is unfit and is left out: GPU 0 (A100): it is too hot",
+    )
+    assert statuses[0]["message"] == f"{ready}; waiting for other nodes; {unfit}"
+    assert statuses[0]["unfitNodes"] == cluster.unfit
     heartbeats = [each["heartbeat"] for each in statuses]
     assert heartbeats == sorted(set(heartbeats)), "the heartbeat grows while the driver waits"
 

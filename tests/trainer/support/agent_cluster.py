@@ -15,6 +15,7 @@ from pathlib import Path
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.node_name import NODE_NAME
 from spotune_trainer.supervisor.ray_head import local as local_ray
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily
 from spotune_trainer.training.task import WorkerTask
@@ -135,19 +136,20 @@ def started_cluster(runs: Runs, folder: Path, *slots: int) -> Iterator[Cluster]:
     Args:
         runs: data and jobs.
         folder: for its files.
-        slots: number of ranks that each of its nodes can run.
+        slots: number of ranks that each of its nodes can run; the second node is called n2, the next one n3.
     """
     with ExitStack() as stack:
         head = stack.enter_context(connected_ray(folder, slots[0]))
-        for further in slots[1:]:
-            stack.enter_context(_started_node(head, further))
+        for number, further in enumerate(slots[1:], start=2):
+            stack.enter_context(_started_node(head, further, f"n{number}"))
         yield Cluster(runs, head.family, sum(slots), runs.empty("agents").root)
 
 
 @contextmanager
-def _started_node(head: local_ray.RunningRay, slots: int) -> Iterator[None]:
+def _started_node(head: local_ray.RunningRay, slots: int, node_name: str) -> Iterator[None]:
     name, value = head.family.marker.split("=", 1)
     environment = {name: value, "RAY_AUTH_MODE": "disabled", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    environment[NODE_NAME] = node_name
     command = [sys.executable, "-c", _NODE, head.address, str(slots)]
     with subprocess.Popen(
         command, env={**os.environ, **environment}, stdin=subprocess.PIPE, start_new_session=True

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from spotune.plan.devices import machine_memory_bytes
 from spotune.retry import FailureCause
@@ -50,6 +51,12 @@ class SimulatedAgents:
     def occupied(self) -> set[str]:
         return {f"n{rank}" for rank in range(self.cluster.sizes[-1])} if self.cluster.sizes else set()
 
+    def unfit_nodes(self) -> list[dict[str, Any]]:
+        return self.cluster.unfit
+
+    def leave_out(self, rank: int, reason: str, at_least: int) -> bool:
+        raise AssertionError("no simulated rank is slow")
+
     def worker_memory_bytes(self, workers: int, gpus: bool) -> int:
         return machine_memory_bytes() // workers
 
@@ -81,6 +88,7 @@ class SimulatedCluster:
         now: the clock, in seconds.
         while_sleeping: called at each sleep of the driver.
         left_group: what is found of the group of an earlier driver.
+        unfit: nodes that are left out.
     """
 
     groups: list[ScriptedGroup]
@@ -93,6 +101,7 @@ class SimulatedCluster:
     now: float = 0.0
     while_sleeping: Callable[[], object] | None = None
     left_group: FoundGroup | None = None
+    unfit: list[dict[str, Any]] = field(default_factory=list)
 
     def dependencies(self) -> DriverDependencies:
         return DriverDependencies(SimulatedAgents(self), lambda: self.now, self.sleep)

@@ -36,7 +36,7 @@ from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_
 from spotune_trainer.driver.preparation import prepare_sources
 from spotune_trainer.driver.resizing import Resizing, RunningGroup, replacement_times
 from spotune_trainer.driver.results import write_result
-from spotune_trainer.driver.scaling import choose_world_size
+from spotune_trainer.driver.scaling import choose_world_size, waiting_message
 from spotune_trainer.driver.status_publisher import StatusPublisher
 from spotune_trainer.evaluation.harness import check_tasks
 from spotune_trainer.evaluation.metrics import build_metrics
@@ -103,7 +103,8 @@ class Driver:
         self.job = job
         self.dependencies = dependencies
         self.ledger = Ledger(directory)
-        self.status = StatusPublisher(directory, self.ledger, attempt, create_trackers(job, directory))
+        trackers, unfit = create_trackers(job, directory), dependencies.agents.unfit_nodes
+        self.status = StatusPublisher(directory, self.ledger, attempt, trackers, unfit)
         self._bucket = DriverBucket(directory, self._wait_for_bucket, dependencies.sleep)
         self._job_content: object = None
         self._skipped_checkpoints: set[CheckpointName] = set()
@@ -225,7 +226,7 @@ class Driver:
             self.status.update(
                 Phase.WAITING_FOR_WORKERS,
                 workers={"running": 0, "wanted": desired},
-                message=f"{slots.ready} of {desired} workers are ready ({minimum} are needed{reason})",
+                message=waiting_message(slots.ready, minimum, desired, reason, self.dependencies.agents.unfit_nodes()),
             )
             raise_if_stopped(self.directory)
             self.dependencies.sleep(_POLL_SECONDS)

@@ -1,7 +1,8 @@
 """Watches the nodes while a worker group trains, and makes the group yield when they change.
 
 A thread of the driver. It writes a notice to the generation's folder if the node of a worker is draining or, at most
-once per `workers.resizeCooldown`, if a larger group is possible. `resizing.py` decides when the group is to leave.
+once per `workers.resizeCooldown`, if a larger group is possible. `resizing.py` decides when the group is to leave. With
+`workers.onStraggler: replace` it also leaves the node of a straggler (`fitness/straggler_replacement.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from spotune.resize.growing import Grow
 from spotune.resize.leaving import LeaveDecision
 from spotune_trainer.driver.resizing import STEADY_SECONDS, Resizing
 from spotune_trainer.job_directory.notice import write_notice
+from spotune_trainer.worker_group.fitness.straggler_replacement import StragglerReplacement
 from spotune_trainer.worker_group.result import NodeAgents, Slots
 
 logger = logging.getLogger("spotune.driver")
@@ -61,6 +63,10 @@ class NodeWatch:
         self._agents = agents
         self._record = record
         self._clock = clock
+        group = resizing.group
+        self._stragglers = StragglerReplacement(
+            group.logs, group.planned_minimum, resizing.ledger, agents.leave_out, clock
+        )
         self._started = clock()
         self._slots_since: float | None = None
         self._noticed: set[str] = set()
@@ -91,7 +97,10 @@ class NodeWatch:
         if going.keys() - self._noticed:
             self._yield_before(going, slots, workers)
         elif self.yield_reason is None:
-            self._grow(slots, workers)
+            if (reason := self._stragglers.reason(self._resizing.group.generation, workers)) is not None:
+                self._yield(reason, {}, {})
+            else:
+                self._grow(slots, workers)
 
     def _run(self) -> None:
         while not self._stop.wait(_CHECK_SECONDS):

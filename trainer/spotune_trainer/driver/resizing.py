@@ -67,7 +67,7 @@ class Resizing:
     def __init__(self, group: RunningGroup, ledger: Ledger, replacements: ReplacementTimes) -> None:
         self.group = group
         self.replacements = replacements
-        self._ledger = ledger
+        self.ledger = ledger
 
     def observe(self, slots: Slots, workers: WorkersSpec, now: float) -> None:
         """Count the slots, to measure how long replacements take."""
@@ -98,7 +98,7 @@ class Resizing:
             arrivals=self.replacements.arrivals(max(1, group.world_size - remaining), now),
             regrow_seconds=workers.resize_cooldown.seconds,
             steady_seconds=STEADY_SECONDS,
-            lost_early=lost_early_share(self._ledger),
+            lost_early=lost_early_share(self.ledger),
         )
         decision = decide_leaving(notice, times)
         values = {
@@ -133,7 +133,7 @@ class Resizing:
         return decision, values
 
     def _times(self) -> MeasuredTimes | str:
-        return measured_times(self._ledger, self.group.logs, self.group.generation)
+        return measured_times(self.ledger, self.group.logs, self.group.generation)
 
     def _values(
         self, decision: LeaveDecision | GrowDecision, times: MeasuredTimes | str, steps: float

@@ -1,6 +1,11 @@
-"""How many workers a worker group starts with."""
+"""How many workers a worker group starts with, and what is said while it waits for them."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from spotune_trainer.worker_group.fitness.node_fitness import left_out
 
 
 def choose_world_size(
@@ -21,3 +26,19 @@ def choose_world_size(
     if slots >= minimum and waited_seconds >= patience_seconds:
         return slots
     return None
+
+
+def waiting_message(ready: int, minimum: int, desired: int, reason: str, unfit: Sequence[Mapping[str, Any]]) -> str:
+    """What the driver waits for, for people.
+
+    Args:
+        ready: workers that could start.
+        minimum: workers that the group needs.
+        desired: workers that the job asks for.
+        reason: why it needs the minimum.
+        unfit: nodes that are left out.
+    """
+    message = f"{ready} of {desired} workers are ready ({minimum} are needed{reason})"
+    if ready < minimum and unfit:
+        message = f"{message}; waiting for other nodes"
+    return "; ".join([message, *([left_out(unfit)] if unfit else [])])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -73,6 +73,8 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "checkpointProblem",
         "dataLeftOut",
         "resumedFromStep",
+        "ownSeconds",
+        "stragglers",
         "message",
         "adopting",
     )
@@ -87,12 +89,21 @@ class StatusPublisher:
         ledger: gets the events of the workers.
         attempt: number of this attempt.
         trackers: get step and evaluation records; closed at exit.
+        unfit_nodes: returns the nodes that are left out.
     """
 
-    def __init__(self, directory: JobDirectory, ledger: Ledger, attempt: int, trackers: Sequence[Tracker]) -> None:
+    def __init__(
+        self,
+        directory: JobDirectory,
+        ledger: Ledger,
+        attempt: int,
+        trackers: Sequence[Tracker],
+        unfit_nodes: Callable[[], list[dict[str, Any]]] = list,
+    ) -> None:
         self._directory = directory
         self._ledger = ledger
         self._trackers = trackers
+        self._unfit_nodes = unfit_nodes
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="status-publisher", daemon=True)
@@ -153,6 +164,7 @@ class StatusPublisher:
             self._generation = _GenerationFiles(self._directory.generation_logs(generation))
             self._group_started_at = time.time()
             self._status.update(generation=generation, step=first_step, resumedFromStep=first_step or None)
+            self._status.update(ownSeconds=None, stragglers=None)
             self._status.update(workers={"running": 0, "wanted": workers}, message=None)
             self._status["stepsLost"] = self._ledger.steps_lost()
             self._status["phase"] = Phase.LOADING.value
@@ -233,7 +245,8 @@ class StatusPublisher:
             self._last_heartbeat = (self._heartbeat, now)
         liveness = {"time": now, "heartbeat": self._heartbeat, "silentSeconds": round(now - self._last_heartbeat[1], 1)}
         goodput = self._goodput.metrics(now, self._generation.progress if self._generation else None)
-        files.write_json(self._directory.status, {**liveness, **self._status, **goodput}, durable=False)
+        nodes = {"unfitNodes": self._unfit_nodes()}
+        files.write_json(self._directory.status, {**liveness, **self._status, **nodes, **goodput}, durable=False)
 
 
 class _GenerationFiles:

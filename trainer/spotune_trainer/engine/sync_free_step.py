@@ -47,6 +47,7 @@ from spotune_trainer.engine.fused_step import (
 )
 from spotune_trainer.engine.optimizers.adamw8bit import AdamW8bit
 from spotune_trainer.engine.optimizers.master_optimizer import MasterOptimizer
+from spotune_trainer.observability.own_time import stream_wait
 
 _CLIP_EPSILON = 1e-6
 _MAX_PARAMETERS_AHEAD = LIVE_PARAMETERS // 2
@@ -99,7 +100,7 @@ def _install_at_stage_3(zero: Any, optimizer: torch.optim.Optimizer) -> None:
     reduction = zero.reduce_and_partition_stream
     if reduction is not None and torch.cuda.is_available():
         # DeepSpeed ends each backward pass with `reduce_and_partition_stream.synchronize()`.
-        reduction.synchronize = lambda: torch.cuda.current_stream().wait_stream(reduction)
+        reduction.synchronize = lambda: stream_wait(reduction)
     zero.step = step
 
 
@@ -148,7 +149,7 @@ def _stream_wait_for_synchronize(reduction: Any) -> Iterator[None]:
     That is enough: the memory of reduced gradients is next used by this stream, and a stream runs in order.
     """
     accelerator = get_accelerator()  # one object a process: the attribute hides its method until it is deleted
-    accelerator.synchronize = lambda *_: torch.cuda.current_stream().wait_stream(reduction)
+    accelerator.synchronize = lambda *_: stream_wait(reduction)
     try:
         yield
     finally:

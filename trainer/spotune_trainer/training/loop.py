@@ -36,12 +36,16 @@ from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.build import gradient_norm_before_update, learning_rate, set_learning_rate
 from spotune_trainer.engine.ema import update_ema
 from spotune_trainer.engine.fixed_point_gradients import has_fixed_point_gradients
+from spotune_trainer.evaluation.ranks import RankGroup
+from spotune_trainer.job_directory.node_name import node_name
 from spotune_trainer.job_directory.notice import Flags
 from spotune_trainer.models.embedding_noise import EmbeddingNoise
 from spotune_trainer.models.loss import zero_weight_batch
 from spotune_trainer.objectives.build import training_objective
 from spotune_trainer.objectives.objective import LossSums, StepObjective, mean_loss
+from spotune_trainer.observability.own_time import OwnTime
 from spotune_trainer.observability.progress import StepRecord
+from spotune_trainer.observability.stragglers import StragglerMeter
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.nonfinite_steps import BadSteps, nan_unless_finite
 from spotune_trainer.training.step_features import agree_on_width, gather_features
@@ -81,6 +85,7 @@ class PendingStep:
         grad_norm: norm of the gradient before clipping, the same on all ranks; None if it is not computed.
         seconds: wall time of the step.
         productive_seconds: the part of `seconds` that went into the step itself.
+        own_seconds: of this rank, without waits for other ranks (`observability/own_time.py`).
     """
 
     step: int
@@ -93,6 +98,7 @@ class PendingStep:
     grad_norm: Any = None
     seconds: float = 0.0
     productive_seconds: float = 0.0
+    own_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -149,6 +155,10 @@ class TrainingLoop:
         self._num_features: int | None = None  # known after the first step
         self._zero_weight_batch = zero_weight_batch(context.job.spec.model.task).to(self.engine.device)
         self._pending: PendingStep | None = None
+        self._rank = context.rank
+        self._own_time = OwnTime(context.reporter.stopwatch)
+        nodes = RankGroup(context.rank, context.world_size, context.control).gather(node_name())
+        self.stragglers = StragglerMeter(nodes)
 
     def run(
         self, batches: Iterable[MicroBatches], first_step: int, propose_flags: Callable[[int], Flags]
@@ -165,6 +175,7 @@ class TrainingLoop:
         """
         started = time.monotonic()
         for step, micro_batches in enumerate(batches, start=first_step):
+            self._own_time.begin_step()
             if self._step_objective is not None:
                 self._step_values = self._gather_features(self._step_objective, step, micro_batches)
             first_loss = self._forward(step, micro_batches, 0)  # the device works while the ranks agree
@@ -173,6 +184,7 @@ class TrainingLoop:
             now = time.monotonic()
             pending.seconds, started = now - started, now
             pending.productive_seconds = self.reporter.stopwatch.productive_lap()
+            pending.own_seconds = self._own_time.finish_step()
             self._pending = pending
             yield FinishedStep(step + 1, flags)
 
@@ -290,17 +302,20 @@ class TrainingLoop:
                 counts.tokens,
                 *counts.losses,
                 *(last.sums.flatten().tolist() if last else [0.0] * num_sums),  # each of one rank: exact, too
+                *(last.own_seconds if last and rank == self._rank else 0.0 for rank in range(self.world_size)),
             ],
             dtype=torch.float64,
         )
         distributed.all_reduce(values, group=self.control)
         labels, commit, notice, stop, leave, low, high, flops, tokens, *others = values.tolist()
+        others, own_seconds = others[: -self.world_size], others[-self.world_size :]
         losses, of_micro_batches = others[:-num_sums], others[-num_sums:]
         sums = [_exact_sum(of_micro_batches[index :: self._num_sums]) for index in range(self._num_sums)]
         self._pending = None
         if last is not None:
             last.flops = flops
             self._log(last, sums, (int(low) + (int(high) << 32)) % (1 << 64))
+            self._compare_ranks(last, own_seconds)
         summed = StepCounts(int(tokens), int(labels), tuple(map(int, losses)))
         return summed, Flags(commit > 0, notice > 0, stop > 0, leave > 0)
 
@@ -332,6 +347,18 @@ class TrainingLoop:
             statistics=dict(self.objective.statistics.means(sums[terms:], last.samples)),
         )
         self.reporter.record_step(record, last.samples, self.total_steps)
+
+    def _compare_ranks(self, last: PendingStep, own_seconds: Sequence[float]) -> None:
+        """Count the own times of a step, and report which ranks are slow for long."""
+        count = -(-last.samples // self._micro_batch_size)
+        of_ranks = [len(range(rank, count, self.world_size)) for rank in range(self.world_size)]
+        known = {each.rank for each in self.stragglers.stragglers}
+        if self.stragglers.record(own_seconds, of_ranks):
+            found = self.stragglers.stragglers
+            self.reporter.update(ownSeconds=self.stragglers.own_seconds, stragglers=[each.as_json() for each in found])
+            for each in found:
+                if each.rank not in known:
+                    self.reporter.record_event("straggler", step=last.step, **each.as_json())
 
     def _samples(self, step: int, limit: int = 8) -> str:
         """The first sample ids of a 0-based step, for messages."""

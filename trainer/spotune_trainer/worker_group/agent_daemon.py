@@ -46,7 +46,7 @@ _BACKLOG = 64
 _PR_SET_NAME = 15
 _METHODS = frozenset(
     {
-        *("info", "import_modules", "gpu_memory_bytes", "free_port"),
+        *("info", "import_modules", "gpu_memory_bytes", "free_port", "measure", "pull_rates"),
         *("group", "run_ranks", "wait_for_ranks", "kill_ranks", "abort", "leave"),
     }
 )

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,12 @@ from spotune.retry import FailureCause
 from spotune_trainer.bucket.link import link_of
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
+from spotune_trainer.worker_group.fitness.node_fitness import NodeFitness
 from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, GRACE_SECONDS_OF_KEPT
 from spotune_trainer.worker_group.node_proxy import NodeProxy, calls_function
-from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, others_of
-from spotune_trainer.worker_group.ray_nodes import draining_nodes, slots_by_node
-from spotune_trainer.worker_group.relay import Notices, Relay
+from spotune_trainer.worker_group.node_state import NodeGroup, others_of
+from spotune_trainer.worker_group.ray_nodes import REPLY_SECONDS, RayAgent, RelayedNode, draining_nodes, slots_by_node
+from spotune_trainer.worker_group.relay import Relay
 from spotune_trainer.worker_group.result import (
     Failed,
     FoundGroup,
@@ -45,8 +45,6 @@ from spotune_trainer.worker_group.result import (
 logger = logging.getLogger("spotune.driver")
 
 _CALLS_AT_ONCE = 8
-_REPLY_SECONDS = 30.0
-_RELAY_SECONDS = 5.0
 _EXIT_SECONDS = 2.0
 """An agent that does not end within this time is left to itself; without a driver it ends later."""
 _IMPORT_SECONDS = 300.0
@@ -55,55 +53,6 @@ _RESTART_SECONDS = 5.0
 """Delay before a dead agent is replaced on its node."""
 _KEEP_PROCESSES = "SPOTUNE_KEEP_RANK_PROCESSES"
 """Environment variable of the driver; 1: processes are kept. Not the default until it is tried on GPUs (ADR 57)."""
-
-
-@dataclass
-class _Agent:
-    """One agent, and the references of the three calls that show its state (see `AgentPool`).
-
-    Attributes:
-        node: Ray's id of its node.
-        slots: number of ranks that it can run.
-        gpus: whether they train on GPUs.
-        handle: of the actor.
-        info_ref: result of `NodeAgent.info()`; resolves once the actor has started.
-        imported_ref: result of `NodeAgent.import_modules()`; resolves once a rank starts there without imports.
-        death_ref: result of `NodeProxy.block_forever()`; resolves, with an error, once actor or agent is dead.
-        placements: of the ranks of the running group; empty if it runs none.
-    """
-
-    node: str
-    slots: int
-    gpus: bool
-    handle: Any
-    info_ref: Any
-    imported_ref: Any
-    death_ref: Any
-    placements: list[RankPlacement] = field(default_factory=list)
-
-    def is_ready(self) -> bool:
-        return bool(ray.wait([self.info_ref], timeout=0)[0])
-
-    def has_imported(self) -> bool:
-        return bool(ray.wait([self.imported_ref], timeout=0)[0])
-
-    def is_dead(self) -> bool:
-        return bool(ray.wait([self.death_ref], timeout=0)[0])
-
-    def info(self) -> NodeInfo:
-        info: NodeInfo = ray.get(self.info_ref, timeout=_REPLY_SECONDS)
-        return info
-
-
-@dataclass(frozen=True)
-class _RelayedNode:
-    """A node for `Relay`, reached by its actor."""
-
-    handle: Any
-
-    def exchange(self, generation: int, notices: Notices, known: Mapping[str, int]) -> Callable[[], Any]:
-        answer = self.handle.exchange.remote(generation, notices, known)
-        return lambda: ray.get(answer, timeout=_RELAY_SECONDS)
 
 
 class AgentPool:
@@ -128,6 +77,8 @@ class AgentPool:
     after a group that yielded. After any other failure all processes are new ones, because their state may be a part of
     the problem.
 
+    A node is used once it has been checked (`fitness/node_fitness.py`). An unfit one is treated like a draining one.
+
     Args:
         directory: of the job: agents of another one are not used.
         nodes: the cluster's nodes, as `ray.nodes()` returns them.
@@ -145,8 +96,9 @@ class AgentPool:
         self._bucket = link.url if link is not None else ""
         self._relay = Relay(JobDirectory(directory), self._relayed) if link is not None else None
         self._draining = draining
+        self._fitness = NodeFitness(JobDirectory(directory))
         self._nodes = nodes
-        self._agents: dict[str, _Agent] = {}
+        self._agents: dict[str, RayAgent] = {}
         self._not_before: dict[str, float] = {}
         self._lock = threading.RLock()
         self._reuse_processes = False
@@ -159,11 +111,12 @@ class AgentPool:
         """Start missing agents, and remove dead ones and idle ones on nodes that are draining or have changed.
 
         Returns:
-            Slots of all nodes that are not draining, of those whose agent is ready, and that has imported modules.
+            Slots of all nodes that are neither draining nor unfit, of those whose agent is ready, and that has imported
+            modules.
         """
         with self._lock:
             slots_of = slots_by_node(self._nodes(), gpus)
-            for node in self._draining():
+            for node in self._draining().keys() | self._fitness.excluded():
                 slots_of.pop(node, None)
             for agent in list(self._agents.values()):
                 if agent.is_dead():
@@ -180,6 +133,24 @@ class AgentPool:
     def draining(self) -> Mapping[str, float]:
         """Draining nodes, each with its deadline in seconds since the epoch (0: no deadline)."""
         return self._draining()
+
+    def unfit_nodes(self) -> list[dict[str, Any]]:
+        """The nodes that are left out: `node`, `boot`, `reason`, `since` (unix time), and whether ranks run (`inUse`).
+
+        Takes no lock: the thread that publishes the status must not wait for agents.
+        """
+        in_use = {self._fitness.name_of(agent.node) for agent in list(self._agents.values()) if agent.placements}
+        return [{**each, "inUse": each["node"] in in_use} for each in self._fitness.unfit_nodes()]
+
+    def leave_out(self, rank: int, reason: str, at_least: int) -> bool:
+        """Leave out the node of a rank from now on, if ready nodes have slots for `at_least` workers without it."""
+        with self._lock:
+            ready = [agent for agent in self._agents.values() if agent.is_ready() and not agent.is_dead()]
+            host = next((agent for agent in ready if rank in {place.rank for place in agent.placements}), None)
+            if host is None or sum(agent.slots for agent in ready if agent is not host) < at_least:
+                return False
+            self._fitness.leave_out(host.node, reason)
+            return True
 
     def occupied(self) -> set[str]:
         """Nodes that run ranks of the current group."""
@@ -225,9 +196,9 @@ class AgentPool:
             ready = [agent for agent in self._agents.values() if agent.is_ready()]
         with suppress(RayError):
             for ended in [agent.handle.call.remote("kill_ranks") for agent in ready]:
-                ray.wait([ended], timeout=_REPLY_SECONDS)
+                ray.wait([ended], timeout=REPLY_SECONDS)
 
-    def _result_of(self, task: WorkerTask, start: Callable[[], dict[Any, _Agent]], otherwise: str) -> GroupResult:
+    def _result_of(self, task: WorkerTask, start: Callable[[], dict[Any, RayAgent]], otherwise: str) -> GroupResult:
         """The result of a group.
 
         Args:
@@ -260,12 +231,12 @@ class AgentPool:
         found = {}
         for agent in ready:
             with suppress(RayError):
-                group: NodeGroup | None = ray.get(agent.handle.call.remote("group"), timeout=_REPLY_SECONDS)
+                group: NodeGroup | None = ray.get(agent.handle.call.remote("group"), timeout=REPLY_SECONDS)
                 if group is not None and group.task.generation == generation:
                     found[agent.node] = group
         return found
 
-    def _find_ranks(self, group: FoundGroup) -> dict[Any, _Agent]:
+    def _find_ranks(self, group: FoundGroup) -> dict[Any, RayAgent]:
         """Wait for the ranks of a group at the agents that have them; at none if an agent was lost meanwhile."""
         generation = group.task.generation
         parts, calls = self._groups_of(generation), {}
@@ -279,7 +250,7 @@ class AgentPool:
                     calls[agent.handle.call.remote("wait_for_ranks", generation)] = agent
         return calls if len(calls) == len(parts) else {}
 
-    def _place_ranks(self, world_size: int) -> list[_Agent]:
+    def _place_ranks(self, world_size: int) -> list[RayAgent]:
         """Assign ranks to agents, on as few nodes as possible.
 
         Returns:
@@ -288,7 +259,7 @@ class AgentPool:
         with self._lock:
             ready = [agent for agent in self._agents.values() if agent.is_ready() and not agent.is_dead()]
             ready.sort(key=lambda agent: (-agent.slots, agent.node))
-            shares: list[tuple[_Agent, range]] = []
+            shares: list[tuple[RayAgent, range]] = []
             taken = 0
             for agent in ready:
                 share = range(taken, min(taken + agent.slots, world_size))
@@ -299,13 +270,13 @@ class AgentPool:
                 return []
             first = shares[0][0]
             address = first.info().address
-            port = ray.get(first.handle.call.remote("free_port"), timeout=_REPLY_SECONDS)
+            port = ray.get(first.handle.call.remote("free_port"), timeout=REPLY_SECONDS)
             for node, (agent, share) in enumerate(shares):
                 group = world_size, address, port, node, len(shares)
                 agent.placements = [RankPlacement(rank, rank - share.start, len(share), *group) for rank in share]
             return [agent for agent, _ in shares]
 
-    def _start_ranks(self, task: WorkerTask, world_size: int) -> dict[Any, _Agent]:
+    def _start_ranks(self, task: WorkerTask, world_size: int) -> dict[Any, RayAgent]:
         """Place the ranks and start them; none if there are not enough slots."""
         hosts = self._place_ranks(world_size)  # also one that has died since: its ranks are lost
         if not hosts:
@@ -321,7 +292,7 @@ class AgentPool:
         }
 
     def _wait_for_ranks(
-        self, task: WorkerTask, running: dict[Any, _Agent], results: list[RankResult], lost: dict[int, str]
+        self, task: WorkerTask, running: dict[Any, RayAgent], results: list[RankResult], lost: dict[int, str]
     ) -> str:
         """Wait until all ranks have exited; once one fails, the others are aborted.
 
@@ -349,12 +320,12 @@ class AgentPool:
                     lost |= {place.rank: type(error).__name__ for place in agent.placements}
                     self._kill(agent)
                 if failed and timeout is None:
-                    timeout = (GRACE_SECONDS_OF_KEPT if _keeps_processes() else GRACE_SECONDS) + _REPLY_SECONDS
+                    timeout = (GRACE_SECONDS_OF_KEPT if _keeps_processes() else GRACE_SECONDS) + REPLY_SECONDS
                     for other in running.values():
                         other.handle.call.remote("abort", task.generation, lost=was_lost)
         return ray_error
 
-    def _start(self, node: str, slots: int, gpus: bool) -> _Agent:
+    def _start(self, node: str, slots: int, gpus: bool) -> RayAgent:
         """Start an actor that occupies all slots of a node. Ray would drain a node without work at once."""
         actor: Any = ray.remote(NodeProxy)
         functions = calls_function(JobDirectory(Path(self._directory)))
@@ -366,14 +337,15 @@ class AgentPool:
         ).remote(self._directory, gpus, self._driver, self._secret, self._bucket, functions)
         info, imported = handle.call.remote("info"), handle.call.remote("import_modules")
         death = handle.block_forever.remote()
-        return _Agent(node, slots, gpus, handle, info_ref=info, imported_ref=imported, death_ref=death)
+        self._fitness.begin(node, handle.call.remote, info, gpus=gpus)
+        return RayAgent(node, slots, gpus, handle, self._fitness, info, imported_ref=imported, death_ref=death)
 
-    def _relayed(self) -> list[_RelayedNode]:
+    def _relayed(self) -> list[RelayedNode]:
         """The nodes whose files the driver reads."""
         with self._lock:
-            return [_RelayedNode(agent.handle) for agent in self._agents.values() if agent.is_ready()]
+            return [RelayedNode(agent.handle) for agent in self._agents.values() if agent.is_ready()]
 
-    def _kill(self, agent: _Agent) -> None:
+    def _kill(self, agent: RayAgent) -> None:
         """End an agent and forget it."""
         with suppress(RayError):
             ray.wait([agent.handle.exit_agent.remote()], timeout=_EXIT_SECONDS)
@@ -381,7 +353,7 @@ class AgentPool:
         with self._lock:
             self._agents.pop(agent.node, None)
 
-    def _forget_dead(self, agent: _Agent) -> None:
+    def _forget_dead(self, agent: RayAgent) -> None:
         """Forget an agent that has died, and log why."""
         try:
             ray.get(agent.death_ref)

@@ -12,6 +12,7 @@ The agent lives in a process of its own (`agent_daemon.py`), which drivers reach
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -26,13 +27,18 @@ from spotune.errors import InfrastructureError
 from spotune.plan.devices import machine_memory_bytes
 from spotune_trainer.checkpoint.layout import newest_complete
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
+from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
 from spotune_trainer.checkpoint.memory.peer_copies import PeerCopies
 from spotune_trainer.checkpoint.memory.peer_reader import PeerReader
 from spotune_trainer.checkpoint.memory.peer_sender import PeerSender
 from spotune_trainer.checkpoint.memory.peer_server import PeerServer
+from spotune_trainer.job_directory.node_name import NODE_NAME, boot_id, node_name
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.observability.logs.line_format import logging_to_file
 from spotune_trainer.training.task import RankExit, RankPlacement, RankResult, WorkerTask
+from spotune_trainer.worker_group.fitness.links import pull_rate
+from spotune_trainer.worker_group.fitness.measure import measure_in_process
+from spotune_trainer.worker_group.fitness.measurements import NodeMeasurement
 from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, OtherNodes
 from spotune_trainer.worker_group.rank_process import FORKING, Assignment, RankHandle
 
@@ -115,7 +121,8 @@ class NodeAgent:
     def info(self) -> NodeInfo:
         """Address and memory of this node."""
         peer = self._server.address if self._server is not None else None
-        return NodeInfo(self._address, machine_memory_bytes(), peer)
+        memory = machine_memory_bytes()
+        return NodeInfo(self._address, memory, peer, node_name(), boot_id(), NODE_NAME in os.environ)
 
     def import_modules(self) -> None:
         """Returns once a new rank need not wait for the imports of the fork server."""
@@ -139,6 +146,18 @@ class NodeAgent:
         if isinstance(answer, str):
             raise InfrastructureError(f"the GPU of node {self._address} cannot be used: {answer}")
         return answer
+
+    def measure(self, gpus: bool) -> NodeMeasurement | None:
+        """Check the devices of this node; None if ranks use them.
+
+        Args:
+            gpus: whether ranks train on GPUs.
+        """
+        return None if self.is_running else measure_in_process(FORKING, gpus)
+
+    def pull_rates(self, peers: Sequence[PeerAddress]) -> list[float]:
+        """Bytes per second that this node gets from each of these agents, one after the other; 0: it gets none."""
+        return [pull_rate(peer, self._secret) for peer in peers]
 
     def free_port(self) -> int:
         """A free TCP port of this node."""

@@ -17,11 +17,17 @@ class NodeInfo:
         address: IP address that other nodes reach it by.
         memory_bytes: of the node, or of its container.
         peer: where other agents reach its memory; None: they cannot.
+        name: of the node, for people and Kubernetes.
+        boot: id that its kernel made when it started; empty if it is not known.
+        is_of_cluster: whether Kubernetes has placed the agent there, so that nobody else uses its GPUs.
     """
 
     address: str
     memory_bytes: int
     peer: PeerAddress | None = None
+    name: str = ""
+    boot: str = ""
+    is_of_cluster: bool = False
 
 
 @dataclass(frozen=True)

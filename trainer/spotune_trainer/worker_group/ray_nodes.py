@@ -1,11 +1,77 @@
-"""The nodes of a Ray cluster, as a driver sees them."""
+"""The nodes of a Ray cluster and the agents on them, as a driver sees them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
+import ray
 from ray._private.state import state as ray_state
+
+from spotune_trainer.training.task import RankPlacement
+from spotune_trainer.worker_group.fitness.node_fitness import NodeFitness
+from spotune_trainer.worker_group.node_state import NodeInfo
+from spotune_trainer.worker_group.relay import Notices
+
+REPLY_SECONDS: Final = 30.0
+_RELAY_SECONDS: Final = 5.0
+
+
+@dataclass
+class RayAgent:
+    """One agent, and the references of the three calls that show its state (see `AgentPool`).
+
+    Attributes:
+        node: Ray's id of its node.
+        slots: number of ranks that it can run.
+        gpus: whether they train on GPUs.
+        handle: of the actor.
+        fitness: knows whether the node may be used.
+        info_ref: result of `NodeAgent.info()`; resolves once the actor has started.
+        imported_ref: result of `NodeAgent.import_modules()`; resolves once a rank starts there without imports.
+        death_ref: result of `NodeProxy.block_forever()`; resolves, with an error, once actor or agent is dead.
+        placements: of the ranks of the running group; empty if it runs none.
+    """
+
+    node: str
+    slots: int
+    gpus: bool
+    handle: Any
+    fitness: NodeFitness
+    info_ref: Any
+    imported_ref: Any
+    death_ref: Any
+    placements: list[RankPlacement] = field(default_factory=list)
+
+    def is_ready(self) -> bool:
+        """Whether the actor has started, and the node has been checked and is fit."""
+        return bool(ray.wait([self.info_ref], timeout=0)[0]) and self.fitness.is_ready(self.node)
+
+    def has_imported(self) -> bool:
+        """Whether a rank starts there without imports."""
+        return bool(ray.wait([self.imported_ref], timeout=0)[0])
+
+    def is_dead(self) -> bool:
+        """Whether actor or agent is dead."""
+        return bool(ray.wait([self.death_ref], timeout=0)[0])
+
+    def info(self) -> NodeInfo:
+        """Address and memory of the node."""
+        info: NodeInfo = ray.get(self.info_ref, timeout=REPLY_SECONDS)
+        return info
+
+
+@dataclass(frozen=True)
+class RelayedNode:
+    """A node for `Relay`, reached by its actor."""
+
+    handle: Any
+
+    def exchange(self, generation: int, notices: Notices, known: Mapping[str, int]) -> Callable[[], Any]:
+        """As `relay.Node`."""
+        answer = self.handle.exchange.remote(generation, notices, known)
+        return lambda: ray.get(answer, timeout=_RELAY_SECONDS)
 
 
 def slots_by_node(nodes: Iterable[Mapping[str, Any]], gpus: bool) -> dict[str, int]:

@@ -127,6 +127,12 @@ class NodeAgents(Protocol):
     def occupied(self) -> set[str]:
         """Nodes that run ranks of the current group."""
 
+    def unfit_nodes(self) -> list[dict[str, Any]]:
+        """Nodes that are left out: `node`, `boot`, `reason`, `since` (unix time) and `inUse`."""
+
+    def leave_out(self, rank: int, reason: str, at_least: int) -> bool:
+        """Leave out the node of a rank, if slots for `at_least` workers are ready without it; returns whether."""
+
 
 class WorkerGroupRunner(NodeAgents, Protocol):
     """A cluster that runs worker groups."""

@@ -29,6 +29,11 @@ from spotune_trainer.observability.logs.event_messages import event_message
             "2 worker(s) start from step 4, 3 steps to repeat (train:train)",
         ),
         ({"event": "attempt-started", "attempt": 2}, "attempt 2 starts"),
+        ({"event": "node-unfit", "node": "n2", "reason": "hot"}, "node n2 is unfit and is left out: hot"),
+        (
+            {"event": "straggler-replaced", "reason": "rank 1 is slow"},
+            "the node of a straggler is replaced: rank 1 is slow",
+        ),
         ({"event": "attempt-ended", "attempt": 2, "exitCode": 0}, None),
         ({"event": "attempt-ended", "attempt": 2, "exitCode": 10}, "attempt 2 ended with exit code 10"),
         ({"event": "attempt-ended", "attempt": 2, "exitCode": None}, "attempt 2 was lost (no exit code)"),

@@ -112,6 +112,19 @@ def test_outcome_of_a_group_that_was_preempted_has_what_the_driver_weighed(event
     )
 
 
+def test_unfit_nodes_and_stragglers_are_listed(eventful: JobDirectory) -> None:
+    ledger = Ledger(eventful)
+    ledger.append("node-unfit", node="<n2>", boot="b", reason="it is too hot")
+    ledger.append("straggler", generation=2, rank=1, node="n1", ratio=1.456, since=START)
+    ledger.append("straggler-replaced", generation=2, rank=1, reason="rank 1 on n1 took 1.46 of the median")
+    ledger.append("left", generation=2, step=10)
+    page = report_of_directory(eventful.root)
+    assert "node &lt;n2&gt; is unfit and is left out: it is too hot" in page
+    assert "rank 1 on n1 is slow: it takes 1.46 of the median of all ranks" in page
+    (group,) = [each for each in read_summary(eventful.root).groups if each.generation == 2]
+    assert group.message.endswith("rank 1 on n1 took 1.46 of the median")
+
+
 def test_scores_of_tasks_are_in_the_table_of_evaluations_by_their_step(eventful: JobDirectory) -> None:
     for step, accuracy in ((8, 0.125), (10, 0.25), (10, 0.375)):
         Ledger(eventful).append("harness", generation=2, step=step, scores={"arc_easy/acc": accuracy})

@@ -6,6 +6,7 @@ Each connection has a thread. A client that has proved that it knows the secret 
     read, with a label                -> whether it holds the file, then the content
     keep, with a label, generation    -> why it refuses, or null; then the client sends the content
     and all files of the commit       -> why it was refused after all, or null
+    pull                              -> a message, then zeros until the client closes, to measure the network
 """
 
 from __future__ import annotations
@@ -20,7 +21,12 @@ from contextlib import suppress
 from typing import Any
 
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory
-from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress, PeerConnection, PeerError
+from spotune_trainer.checkpoint.memory.peer_connection import (
+    CHUNK_BYTES,
+    PeerAddress,
+    PeerConnection,
+    PeerError,
+)
 from spotune_trainer.checkpoint.memory.peer_copies import PeerCopies, RefusedError
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Label, Segment
 
@@ -30,6 +36,7 @@ _MOST_CONNECTIONS = 256
 _HEADER_LENGTH = struct.Struct("<Q")
 _LONGEST_HEADER = 256 << 20
 _LOWEST_PRIORITY = 19
+_MOST_CHUNKS = 1 << 14
 _RETRY_SECONDS = 0.1
 
 
@@ -97,6 +104,8 @@ class PeerServer:
                 self._read(connection, Label(**message["label"]))
             case "keep":
                 self._keep(connection, message["generation"], Label(**message["label"]), message["files"])
+            case "pull":
+                self._send_zeros(connection)
             case other:
                 raise PeerError(f"unknown request {other}")
 
@@ -127,6 +136,12 @@ class PeerServer:
             reason = str(error)
             logger.info("%s of %s is not copied to this node: %s", label.file, label.checkpoint, reason)
         connection.send({"refused": reason})
+
+    def _send_zeros(self, connection: PeerConnection) -> None:
+        connection.send({})
+        zeros = bytes(CHUNK_BYTES)
+        for _ in range(_MOST_CHUNKS):
+            connection.send_bytes(zeros)
 
     def _holding(self, label: Label) -> Segment | None:
         """A segment of this node that holds a file: of its ranks, or a copy."""

@@ -80,6 +80,10 @@ def _leaving(event: Mapping[str, Any]) -> str:
     return f"{event['reason']}: the workers commit and exit{within}{why}"
 
 
+def _straggler(event: Mapping[str, Any]) -> str:
+    return f"rank {event['rank']} on {event['node']} is slow: it takes {event['ratio']:.2f} of the median of all ranks"
+
+
 _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "attempt-started": _attempt_started,
     "attempt-ended": _attempt_ended,
@@ -104,6 +108,9 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "growth-postponed": lambda event: f"{event['reason']}: {event['why']}",
     "joined": lambda event: f"a new node can train {event['startSeconds']:.0f} s after it joined",
     "replaced": lambda event: f"a lost worker was replaced after {event['seconds']:.0f} s",
+    "node-unfit": lambda event: f"node {event['node']} is unfit and is left out: {event['reason']}",
+    "straggler": _straggler,
+    "straggler-replaced": lambda event: f"the node of a straggler is replaced: {event['reason']}",
     "superseded": lambda _: "a later generation of this job is running",
     "job-changed": lambda event: f"the job changed: {', '.join(event['fields'])}",
     "notice": lambda event: f"stopped at step {event['step']}, as requested",

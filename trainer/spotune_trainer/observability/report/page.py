@@ -64,7 +64,8 @@ def render_page(summary: RunSummary) -> str:
     return environment.get_template("page.html").render(
         summary=summary,
         phase=summary.status.get("phase", "Starting"),
-        updated=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(summary.updated)),
+        updated=_utc(summary.updated),
+        nodes=[(_utc(moment), message) for moment, message in summary.nodes],
         message=summary.status.get("message") or summary.status.get("checkpointProblem"),
         key_metrics=list(_key_metrics(summary)),
         evaluations=[(each, scores_of(each)) for each in summary.evaluations],
@@ -181,6 +182,10 @@ def _label(group: WorkerGroup) -> str:
 
 def _yaml(value: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(value), sort_keys=False, allow_unicode=True)
+
+
+def _utc(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))
 
 
 def _number(value: float | None, digits: int) -> str:

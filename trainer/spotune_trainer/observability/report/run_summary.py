@@ -15,6 +15,9 @@ from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.data.manifests import MANIFEST
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
+from spotune_trainer.observability.logs.event_messages import event_message
+
+_NODE_EVENTS = ("node-unfit", "straggler", "straggler-replaced")
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class RunSummary:
         commits: Events `committed` in order.
         evaluations: Events `evaluated` by step, each step once: a later worker group may have repeated one. The scores
             contain those of the events `harness`.
+        nodes: Unix time and message of each event about nodes that are unfit, and workers that are slow.
         data: `manifest.json` of the training shards by source of a mixture; without a mixture the name is empty.
             Sources in a bucket, and those that were not made by spotune, are missing.
     """
@@ -84,6 +88,7 @@ class RunSummary:
     groups: Sequence[WorkerGroup]
     commits: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
+    nodes: Sequence[tuple[float, str]]
     data: Mapping[str, Any]
 
 
@@ -112,6 +117,7 @@ def read_summary(root: Path) -> RunSummary:
         groups=_worker_groups(events),
         commits=[event for event in events if event["event"] == "committed"],
         evaluations=_evaluations(events),
+        nodes=[(event["time"], event_message(event) or "") for event in events if event["event"] in _NODE_EVENTS],
         data=_read_manifests(job, directory),
     )
 
@@ -173,6 +179,8 @@ def _worker_groups(events: Sequence[Mapping[str, Any]]) -> list[WorkerGroup]:
                 ended[generation] = event
             case "leaving":
                 decisions[generation] = event.get("why", "")
+            case "straggler-replaced":
+                decisions[generation] = event["reason"]
             case "failure":
                 of_notice = decisions.get(generation) if event["cause"] == FailureCause.PREEMPTED else None
                 outcomes[generation] = (event["cause"], "; ".join(filter(None, (event["message"], of_notice))))

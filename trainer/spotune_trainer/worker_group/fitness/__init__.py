@@ -1,0 +1,1 @@
+"""Whether nodes are fit for training: measurements on the nodes, and the driver's judgement of them."""

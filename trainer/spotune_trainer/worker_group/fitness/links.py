@@ -1,0 +1,26 @@
+"""How fast a node gets bytes from another one: a pull over TCP from the agent there, for a fraction of a second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from spotune_trainer.checkpoint.memory.peer_connection import CHUNK_BYTES, PeerAddress, PeerConnection, PeerError
+
+PULL_SECONDS: Final = 0.25
+_CONNECT_SECONDS: Final = 5.0
+
+
+def pull_rate(peer: PeerAddress, secret: bytes, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Bytes per second that arrive from the agent of another node; 0 if it cannot be reached."""
+    try:
+        with PeerConnection.open(peer, secret, _CONNECT_SECONDS) as connection:
+            connection.send({"request": "pull"})
+            connection.receive()
+            received, started = 0, clock()
+            while received == 0 or clock() - started < PULL_SECONDS:
+                received += len(connection.receive_bytes(CHUNK_BYTES))
+            return received / (clock() - started)
+    except PeerError:
+        return 0.0
