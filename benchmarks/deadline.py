@@ -1,6 +1,6 @@
 """What deadlines cost on recorded spot markets: our policy, the ones that it is compared with, and the optimum.
 
-python -m benchmarks.deadline --traces FOLDER --output benchmarks/results/deadline.json
+python -m benchmarks.deadline --traces FOLDER --output benchmarks/results/deadline.json [--tune]
 
 FOLDER has the nine zones of SkyPilot's V100 trace of 2023-02-15 as `skypilot-availability_1-node_aws-02-15-2023_ZONE
 _v100_1.csv` (columns seconds, nodes), from skypilot-org/spot-traces, commit 221da1a. That repository names no licence,
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,8 @@ WORK: Final = 443
 SLACKS: Final = (1.05, 1.25, 1.5)
 """Time to the deadline over training time."""
 RUNS: Final = 1000
+FEWER_RUNS: Final = 250
+"""Of these, those that single zones and other assumptions are simulated for."""
 PARTS: Final = 10
 """The trace is cut into so many parts of 4.5 days; parts 2, 4, ... are for tuning, and 1, 3, ... are held out."""
 _FIRST_PART: Final = {"tuning": 1, "heldOut": 0}
@@ -123,7 +126,9 @@ def compared(trace: PoolTrace, tried: Sequence[Case]) -> dict[str, Any]:
     found: dict[str, Any] = {"optimum": {"cost": round(fmean(best), 3)}, "zones": {}}
     found["ours"] = summary([case.run(trace, ours) for case in tried], best)
     found["oursWithoutHistory"] = summary([_without_history(trace, case) for case in tried], best)
+    found["onDemandOnly"] = summary([case.run(trace, lambda *_: on_demand_only) for case in tried], best)
     found["cheapestFirst"] = summary([case.run(trace, greedy) for case in tried], best)
+    tried, best = tried[:FEWER_RUNS], best[:FEWER_RUNS]
     for zone in trace.names:
         alone = trace.only([zone])
         policies: dict[str, Policy] = {"ours": ours, "uniformProgress": UniformProgress}
@@ -133,7 +138,6 @@ def compared(trace: PoolTrace, tried: Sequence[Case]) -> dict[str, Any]:
     for name, key in (("uniformProgress", "uniformProgress"), ("bestZone", "ours")):
         zone = min(trace.names, key=lambda zone: found["zones"][zone][key]["cost"])
         found[name] = {"zone": zone} | found["zones"][zone][key]
-    found["onDemandOnly"] = summary([case.run(trace, lambda *_: on_demand_only) for case in tried], best)
     return found
 
 
@@ -151,7 +155,7 @@ def tuned(folder: Path) -> Iterator[dict[str, Any]]:
     zones over Uniform Progress on the same zone.
     """
     pairs = [(reserve, patience) for reserve in RESERVES for patience in PATIENCES]
-    tries = [(window, TUNED) for window in WINDOW_HOURS]
+    tries: list[tuple[float, Tuning]] = [(window, TUNED) for window in WINDOW_HOURS]
     tries += [(HISTORY_SECONDS / 3600, Tuning(*pair)) for pair in pairs if Tuning(*pair) != TUNED]
     for window, tuning in tries:
         trace = read_pool(folder, window)
@@ -181,23 +185,38 @@ def priced_by_region(trace: PoolTrace) -> PoolTrace:
     return replace(trace, prices=tuple(round(SPOT_PRICE * BY_REGION[zone[:-1]], 4) for zone in trace.names))
 
 
-def variants(trace: PoolTrace, count: int) -> Iterator[dict[str, Any]]:
+def variants(trace: PoolTrace, slack: float, count: int) -> list[dict[str, Any]]:
     """Ours and cheapest first under other assumptions: starts of 13 minutes, and zones with other prices."""
     slow = replace(SWITCHING, spot_start=2 * START, on_demand_start=2 * START)
+    found = []
     for name, pool, switching in (
         ("starts of 13 min", trace, slow),
         ("us-east-1 10 % cheaper, us-west-2 10 % dearer", priced_by_region(trace), SWITCHING),
     ):
-        for slack in SLACKS:
-            tried = cases(len(trace.available), slack, count, held_out=True, switching=switching)
-            best = [optimum(pool, case.begin, WORK, case.deadline, switching) for case in tried]
-            both = {"ours": ours, "cheapestFirst": greedy}
-            results = {key: summary([case.run(pool, policy) for case in tried], best) for key, policy in both.items()}
-            yield {"variant": name, "slack": slack, **results}
+        tried = cases(len(trace.available), slack, min(count, FEWER_RUNS), held_out=True, switching=switching)
+        best = [optimum(pool, case.begin, WORK, case.deadline, switching) for case in tried]
+        both = {"ours": ours, "cheapestFirst": greedy}
+        results = {key: summary([case.run(pool, policy) for case in tried], best) for key, policy in both.items()}
+        found.append({"variant": name, "slack": slack, "runs": len(tried), **results})
+    return found
 
 
-def measure(folder: Path, count: int) -> dict[str, Any]:
-    """All results, as JSON."""
+def held_out(folder: Path, count: int, slack: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The comparison and the variants of one slack."""
+    trace = read_pool(folder)
+    return compared(trace, cases(len(trace.available), slack, count, held_out=True)), variants(trace, slack, count)
+
+
+def measure(folder: Path, count: int, tuning: list[dict[str, Any]]) -> dict[str, Any]:
+    """All results, as JSON; one process for each slack.
+
+    Args:
+        folder: The traces.
+        count: Jobs for each slack.
+        tuning: Results of `tuned`.
+    """
+    with ProcessPoolExecutor(len(SLACKS)) as pool:
+        of_slacks = list(pool.map(partial(held_out, folder, count), SLACKS))
     trace = read_pool(folder)
     intervals = len(trace.available)
     parts = [trace.available[part * (intervals // PARTS) : (part + 1) * (intervals // PARTS)] for part in range(PARTS)]
@@ -226,9 +245,9 @@ def measure(folder: Path, count: int) -> dict[str, Any]:
             key: round(fmean(any(row) for part in parts[first::2] for row in part), 4)
             for key, first in _FIRST_PART.items()
         },
-        "tuning": list(tuned(folder)),
-        "heldOut": {str(slack): compared(trace, cases(intervals, slack, count, held_out=True)) for slack in SLACKS},
-        "variants": list(variants(trace, count)),
+        "tuning": tuning,
+        "heldOut": {str(slack): found for slack, (found, _) in zip(SLACKS, of_slacks, strict=True)},
+        "variants": [variant for _, found in of_slacks for variant in found],
     }
 
 
@@ -237,6 +256,9 @@ if __name__ == "__main__":
     parser.add_argument("--traces", type=Path, required=True, help="folder with the traces of the nine zones")
     parser.add_argument("--output", type=Path, required=True, help="JSON file of the results")
     parser.add_argument("--runs", type=int, default=RUNS, help="simulated jobs for each slack")
+    parser.add_argument("--tune", action="store_true", help="tune anew; otherwise the output file's tuning is kept")
     given = parser.parse_args()
-    results = measure(given.traces, given.runs)
+    earlier = json.loads(given.output.read_text(encoding="utf-8")) if given.output.exists() else {}
+    tuning = list(tuned(given.traces)) if given.tune or "tuning" not in earlier else earlier["tuning"]
+    results = measure(given.traces, given.runs, tuning)
     given.output.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -111,6 +111,12 @@ class Settings:
         retry_seconds: Wait after a failed reconcile; it doubles up to ``retry_max_seconds``.
         retry_max_seconds: Maximum wait after a failed reconcile.
         refused_seconds: Wait until an object that the API server rejected is applied again.
+        currency: Currency of the prices, three letters.
+        spot_gpu_price: Price of a GPU hour of a worker on a spot node, for ``spec.maxCost`` and ``spec.deadline``;
+            0: not known.
+        on_demand_gpu_price: The same on an on-demand node.
+        spot_start_seconds: Assumed time from the request of spot nodes that are there to the next new step.
+        on_demand_start_seconds: The same for on-demand nodes. Deadlines hold while they come within it.
         heed_preemption: Whether running workers are deleted gracefully when the node problem detector of AKS announces
             that their spot node is reclaimed; for clusters where nothing else drains it in time.
         healing: The steps that may be taken on nodes that have lost GPUs.
@@ -137,6 +143,11 @@ class Settings:
     retry_seconds: float = 1.0
     retry_max_seconds: float = 60.0
     refused_seconds: float = 60.0
+    currency: str = "USD"
+    spot_gpu_price: float = 0.0
+    on_demand_gpu_price: float = 0.0
+    spot_start_seconds: float = 300.0
+    on_demand_start_seconds: float = 600.0
     heed_preemption: bool = False
     healing: GpuHealing = field(default_factory=GpuHealing)
 

@@ -10,6 +10,7 @@ from spotune.job.output import HubSpec, MlflowSpec, OutputSpec, TrackingSpec, Wa
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import (
     BestStatus,
+    DeadlineStatus,
     FinetuneJobStatus,
     GpuSecondsStatus,
     LastCheckpointStatus,
@@ -32,6 +33,7 @@ __all__ = [
     "ClusterSpec",
     "CredentialsSpec",
     "DatasetSpec",
+    "DeadlineStatus",
     "EarlyStoppingSpec",
     "EvalSpec",
     "EvaluationSpec",

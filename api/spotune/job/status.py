@@ -57,6 +57,17 @@ class GpuSecondsStatus(StatusSection):
     """Time up to which they are counted (RFC 3339)."""
 
 
+class DeadlineStatus(StatusSection):
+    """The deadline of the job, and the measured speed from which the operator tells whether it holds."""
+
+    time: Timestamp | None = None
+    """spec.deadline as a time (RFC 3339)."""
+    seconds_per_step: float | None = None
+    """Seconds per optimizer step, evaluations included, as last measured."""
+    measured_workers: int | None = None
+    """Number of workers that ran then."""
+
+
 class PinnedStatus(StatusSection):
     """Settings fixed for the job's lifetime. A change of the spec updates them; an operator upgrade does not."""
 
@@ -133,6 +144,8 @@ class FinetuneJobStatus(StatusSection):
     """Fraction of the time spent on steps that count, 0 to 1."""
     gpu_seconds: GpuSecondsStatus = GpuSecondsStatus()
     """GPU seconds used."""
+    deadline: DeadlineStatus | None = None
+    """The deadline, and the speed that decides whether it holds. The condition DeadlineAtRisk says so."""
     last_progress_time: Timestamp | None = None
     """Time of the newest step, or of the start or resume of the job (RFC 3339)."""
     pinned: PinnedStatus | None = None

@@ -24,7 +24,9 @@ class Deadline(CheckedText):
 
     __slots__ = ()
 
-    _TIME: ClassVar[str] = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})"
+    _TIME: ClassVar[str] = (
+        r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[+-][0-9]{2}:[0-9]{2})"
+    )
     PATTERN: ClassVar[str] = rf"^({_TIME}|{Duration.PATTERN.strip('^$')})$"
     EXPECTED: ClassVar[str] = (
         "a time with its offset such as 2027-01-31T18:00:00Z, or a duration from the creation such as 36h"

@@ -23,6 +23,8 @@ from spotune_operator.reconcile.desired_children import DesiredChildren
 from spotune_operator.reconcile.desired_state import ClusterTarget, ReconcileContext, next_overdue
 from spotune_operator.reconcile.job_serving import SERVED, served_finding, service_to_apply, services_to_delete
 from spotune_operator.reconcile.kstatus import kstatus_findings, stalled_findings
+from spotune_operator.reconcile.limits.cost import COST
+from spotune_operator.reconcile.limits.deadline import DEADLINE, DECISION_SECONDS, refuse_past_deadline
 from spotune_operator.reconcile.phase import phase
 from spotune_operator.reconcile.pinned import pinned_cluster
 from spotune_operator.reconcile.status_fields import gpu_seconds, training_fields
@@ -81,6 +83,7 @@ def decide(
     Raises:
         StalledError: The spec cannot be applied in this cluster; ``stalled`` makes the status for it.
     """
+    refuse_past_deadline(desired.job, observed.created)
     _refuse_missing_class(desired.resolved, observed)
     context = ReconcileContext(
         job=desired.job,
@@ -131,7 +134,8 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
     served = served_finding(context)
     if served is not None:
         findings[SERVED] = served
-    before = [each for each in context.previous.conditions if each.type != SERVED or served is not None]
+    optional = {SERVED, DEADLINE, COST} - findings.keys()
+    before = [each for each in context.previous.conditions if each.type not in optional]
     workers = context.job.spec.workers
     running = sum(pod.runs for pod in context.observed.workers)
     trained = context.outcome == "trained"
@@ -141,6 +145,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
         "phase": phase(context, findings, context.previous.phase),
         "workers": f"{min(running, workers.count)}/{workers.count}",
         "gpu_seconds": gpu_seconds(context),
+        "deadline": context.measured,
         "trained": _trained(context) if trained else None,
         "ray_cluster": resolved.name if "RayCluster" in context.observed.children else "",
         "output": resolved.output if trained else "",
@@ -210,6 +215,8 @@ def _requeue_after(context: ReconcileContext) -> float | None:
     """Seconds until the decision changes by the passage of time alone; None if it does not."""
     now, settings, observed = context.now, context.settings, context.observed
     waits = [next_overdue(context.job, observed.workers, now)]
+    if context.deadline is not None:
+        waits.append(DECISION_SECONDS)
     if context.outcome is not None and context.target is not ClusterTarget.KEEP and "RayCluster" in observed.children:
         waits.append(context.cleanup_at - now)
     if any(pod.deleting_since is not None for pod in observed.pods):
@@ -223,6 +230,6 @@ def _requeue_after(context: ReconcileContext) -> float | None:
     if observed.refused:
         waits.append(settings.refused_seconds)
     last_progress = unix_time(context.previous.last_progress_time)
-    if last_progress is not None and context.outcome is None and not context.job.spec.suspend:
+    if last_progress is not None and context.outcome is None and not context.must_pause:
         waits.append(last_progress + context.job.spec.retry.hang_timeout.seconds - now)
     return min((max(wait, 0.0) + 0.1 for wait in waits if wait is not None and wait > -1.0), default=None)

@@ -145,6 +145,7 @@ class Reconciler:
             nodes={pod.node: node for pod in pods if (node := self._caches.node(pod.node)) is not None},
             poll=self._poller.set_target(key, head.ip if head is not None else ""),
             refused=dict(self._refused.get(key, {})),
+            created=job.created,
             changed_elsewhere_at=self._changed_elsewhere_at(job),
         )
 
