@@ -131,6 +131,7 @@ def _settings() -> dict[str, Any]:
         bool: {"type": "boolean"},
         int: {"type": "integer", "minimum": 0},
         float: {"type": "number", "minimum": 0},
+        str: {"type": "string", "pattern": "^[A-Z]{3}$"},  # the currency
     }
     return _closed() | {"properties": {_camel(name): kinds[type(default)] for name, default in found.items()}}
 
