@@ -70,6 +70,7 @@ manifests: $(READY) ## Write manifests/, docs/reference/ and what is made from t
 	$(BIN)/python -m benchmarks.recovery_page > docs/recovery.md
 	$(BIN)/python -m benchmarks.throughput_page
 	$(BIN)/python -m benchmarks.trace_page
+	$(BIN)/python -m benchmarks.deadline_page
 
 .PHONY: docs
 docs: export NO_MKDOCS_2_WARNING := 1

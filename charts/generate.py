@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from spotune.units.prices import Price
+from spotune.units.money import Price
 from spotune_operator.settings import GpuHealing, Settings
 
 CHART = Path(__file__).parent / "spotune"
@@ -133,6 +133,7 @@ def _settings() -> dict[str, Any]:
         bool: {"type": "boolean"},
         int: {"type": "integer", "minimum": 0},
         float: {"type": "number", "minimum": 0},
+        str: {"type": "string", "pattern": "^[A-Z]{3}$"},  # the currency
     }
     return _closed() | {"properties": {_camel(name): kinds[type(default)] for name, default in found.items()}}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotune.errors import UsageError
-from spotune.units.prices import Price
+from spotune.units.money import Price
 
 
 @dataclass(frozen=True)

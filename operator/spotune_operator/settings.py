@@ -113,6 +113,8 @@ class Settings:
         retry_seconds: Wait after a failed reconcile; it doubles up to ``retry_max_seconds``.
         retry_max_seconds: Maximum wait after a failed reconcile.
         refused_seconds: Wait until an object that the API server rejected is applied again.
+        spot_start_seconds: Assumed time from the request of spot nodes that are there to the next new step.
+        on_demand_start_seconds: The same for on-demand nodes. Deadlines hold while they come within it.
         heed_preemption: Whether running workers are deleted gracefully when the node problem detector of AKS announces
             that their spot node is reclaimed; for clusters where nothing else drains it in time.
         prices: Prices of nodes as a JSON list (see ``prices.parse_prices``); empty: none are known.
@@ -140,6 +142,8 @@ class Settings:
     retry_seconds: float = 1.0
     retry_max_seconds: float = 60.0
     refused_seconds: float = 60.0
+    spot_start_seconds: float = 300.0
+    on_demand_start_seconds: float = 600.0
     heed_preemption: bool = False
     prices: str = ""
     healing: GpuHealing = field(default_factory=GpuHealing)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import typer
 from rich.console import Console
 
 from spotune.cli.hub_cache import cached_config
 from spotune.cli.plan_table import print_plan
+from spotune.deadline.odds import Odds, deadline_odds, print_odds, read_markets, switching_of
+from spotune.deadline.terms import Switching, work_seconds
 from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
 from spotune.job_file.load import load_job, resolve_paths
@@ -26,6 +29,7 @@ from spotune.plan.devices import (
 )
 from spotune.plan.job_plan import Assumptions, Device, JobPlan, plan_job
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
+from spotune.simulate.terms import Timings
 from spotune.units.durations import Duration
 
 DEFAULT_DEVICE = "a100-80gb"
@@ -46,11 +50,23 @@ def plan(
     step_seconds: Annotated[
         float | None, typer.Option(min=0.001, help="Measured seconds per step, to show intervals in steps as well.")
     ] = None,
+    trace: Annotated[
+        list[Path] | None,
+        typer.Option(help="Trace of a spot market (seconds,nodes), for the odds of spec.deadline; repeatable."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="With --trace: steps, if not training.maxSteps.")] = None,
+    spot_price: Annotated[float | None, typer.Option(min=0, help="With --trace: price of a node per hour.")] = None,
+    on_demand_price: Annotated[float | None, typer.Option(min=0, help="The same on demand.")] = None,
+    on_demand_start: Annotated[
+        str, typer.Option(help="With --trace: time from the request of on-demand nodes to the next step.")
+    ] = "10m",
     output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
     """Print memory, ZeRO stage, micro-batch size and checkpoint interval by number of workers.
 
     Example: spotune plan job.yaml --workers 1,2,4 --device h200
+
+    Example: spotune plan job.yaml --trace zone-a.csv --trace zone-b.csv --step-seconds 2.5 --steps 40000
     """
     job = resolve_paths(load_job(job_file), job_file.resolve().parent)
     worker_counts = _worker_counts(workers)
@@ -65,13 +81,52 @@ def plan(
         devices = {count: _device(job, device, device_memory, count) for count in counts}
         return plan_job(job, architecture, devices, assumptions)
 
+    start = _seconds(on_demand_start, "--on-demand-start")
+    odds = _odds(job, trace, steps, step_seconds, start, (spot_price, on_demand_price)) if trace else None
     job_plan = plan_for(worker_counts or _least_and_most(job, lambda count: plan_for([count]).feasible))
     if output == "json":
-        typer.echo(json.dumps(job_plan.as_json(), indent=2))
+        found = {"deadline": [row.as_json() for row in odds.rows]} if odds is not None else {}
+        typer.echo(json.dumps(job_plan.as_json() | found, indent=2))
     else:
         print_plan(job_plan, Console())
+        if odds is not None:
+            print_odds(*odds, Console())
     if not job_plan.feasible:
         raise JobError(job_plan.workers[-1].problem)
+
+
+class _DeadlineOdds(NamedTuple):
+    """The odds of the deadline, and what they were computed from."""
+
+    rows: list[Odds]
+    work: float
+    to_deadline: float
+    switching: Switching
+
+
+def _odds(
+    job: FinetuneJob,
+    traces: Sequence[Path],
+    steps: int | None,
+    step_seconds: float | None,
+    on_demand_start: float,
+    prices: tuple[float | None, float | None],
+) -> _DeadlineOdds:
+    """The odds of the job's deadline if it began now, with all of its workers."""
+    spec, now = job.spec, time.time()
+    steps = steps or spec.training.max_steps
+    if spec.deadline is None:
+        raise UsageError("--trace: the job has no spec.deadline, such as 36h, whose odds could be told.")
+    if steps is None or step_seconds is None:
+        missing = "--step-seconds" if step_seconds is None else "--steps"
+        raise UsageError(f"{missing}: is needed with --trace. A run tells both: spotune run JOB.yaml --max-steps 50.")
+    workers, switching = spec.workers.count, switching_of(Timings(step={}), on_demand_start)
+    work = work_seconds(steps, {workers: step_seconds}, workers)
+    to_deadline = spec.deadline.at(now) - now
+    rows = deadline_odds(
+        read_markets(traces), nodes=workers, work=work, to_deadline=to_deadline, switching=switching, prices=prices
+    )
+    return _DeadlineOdds(rows, work, to_deadline, switching)
 
 
 def _least_and_most(job: FinetuneJob, fits: Callable[[int], bool]) -> list[int]:

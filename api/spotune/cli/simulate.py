@@ -12,6 +12,8 @@ import typer
 from rich.console import Console
 
 from spotune.cli.simulate_table import print_comparison
+from spotune.deadline.odds import deadline_odds, print_odds, read_markets, switching_of
+from spotune.deadline.terms import work_seconds
 from spotune.errors import UsageError
 from spotune.job import FinetuneJob
 from spotune.job_file.load import load_job
@@ -57,6 +59,15 @@ def simulate(
     spot_price: _Price = None,
     on_demand_price: _Price = None,
     head_price: Annotated[str, typer.Option(help="Price of the head node per hour, as SPOT,ON-DEMAND.")] = "0,0",
+    deadline: Annotated[
+        str, typer.Option(help="The odds of a deadline instead, such as 36h, by the policy of spec.deadline.")
+    ] = "",
+    market: Annotated[
+        list[Path] | None, typer.Option(help="With --deadline: the trace of a further spot market; repeatable.")
+    ] = None,
+    on_demand_start: Annotated[
+        str, typer.Option(help="With --deadline: time from the request of on-demand nodes to the next step.")
+    ] = "10m",
     repeats: Annotated[int, typer.Option(min=1, help="Number of simulations per scenario with randomness.")] = 20,
     output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
@@ -67,6 +78,8 @@ def simulate(
     Example: spotune simulate examples/traces/v100-4.csv --workers 4 --step-seconds 2.5 --checkpoint-every auto,1m,10m
 
     Example: spotune simulate trace.csv --job job.yaml --measured runs/my-job --head on-demand,spot --steps 20000
+
+    Example: spotune simulate zone-a.csv --market zone-b.csv --deadline 36h --steps 40000 --step-seconds 2.5 --workers 1
     """
     base, times = _from_job(load_job(job) if job is not None else None)
     if measured is not None:
@@ -89,6 +102,13 @@ def simulate(
         raise UsageError(
             "--step-seconds: set the seconds per step, such as 1.2, or use --measured with a run's directory."
         )
+    prices = Prices(spot_price, on_demand_price, *_head_prices(head_price))
+    if deadline:
+        start = _seconds(on_demand_start, "--on-demand-start") or 0.0
+        _print_odds(deadline, [trace, *(market or [])], worker_counts, steps, times, start, prices, output)
+        return
+    if market:
+        raise UsageError("--market: is for --deadline; a simulation without it has one trace.")
     after, notice_seconds = _seconds(on_demand_after, "--on-demand-after"), _seconds(notice, "--notice")
     cooldown = NEVER if resize_cooldown == "never" else _seconds(resize_cooldown, "--resize-cooldown")
     base = replace(
@@ -107,13 +127,48 @@ def simulate(
             capacity=_list(capacity, "--capacity", _one_of(get_args(Capacity))) or [base.capacity],
         )
     ]
-    prices = Prices(spot_price, on_demand_price, *_head_prices(head_price))
     results = compare(read_trace(trace), scenarios, times, prices, steps, repeats)
     if output == "json":
         found = {"times": asdict(times), "choices": [row.as_json() for row in results]}
         typer.echo(json.dumps(found, indent=2))
     else:
         print_comparison(results, times, Console())
+
+
+def _print_odds(
+    deadline: str,
+    files: Sequence[Path],
+    worker_counts: Sequence[int],
+    steps: int | None,
+    times: Timings,
+    on_demand_start: float,
+    prices: Prices,
+    output: str,
+) -> None:
+    """Print the odds of a deadline on the traces of one or several markets."""
+    to_deadline = _seconds(deadline, "--deadline")
+    if not to_deadline:
+        raise UsageError(f"--deadline {deadline}: expected a duration longer than 0s, such as 36h.")
+    if steps is None:
+        raise UsageError("--steps: set the number of steps of the job, which --deadline needs.")
+    if len(worker_counts) > 1:
+        raise UsageError("--workers: --deadline takes one number of workers.")
+    (workers,) = worker_counts
+    switching = switching_of(times, on_demand_start)
+    work = work_seconds(steps, times.step, workers) + steps * times.data_wait
+    odds = deadline_odds(
+        read_markets(files),
+        nodes=workers,
+        work=work,
+        to_deadline=to_deadline,
+        switching=switching,
+        prices=(prices.spot, prices.on_demand),
+    )
+    if output == "json":
+        found = {"workSeconds": round(work, 1), "deadlineSeconds": to_deadline, "odds": [row.as_json() for row in odds]}
+        typer.echo(json.dumps(found, indent=2))
+    else:
+        print_odds(odds, work, to_deadline, switching, Console())
 
 
 def _from_job(job: FinetuneJob | None) -> tuple[Scenario, Timings]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ from spotune.entry_points import find_import_problem
 from spotune.errors import JobError, Problem, UsageError
 from spotune.fingerprint import fingerprint
 from spotune.job import KIND, FinetuneJob
+from spotune.job_file.deadlines import deadline_problems
 from spotune.job_file.load import parse_resource, read_document_of_kind
 from spotune.job_file.problems import parse_path
 from spotune.job_file.yaml_file import Document
@@ -52,6 +54,7 @@ def validate(
         content = {"file": str(file), "valid": True, "kind": found.kind, "name": found.metadata.name}
         lines = [f"{file}: valid ({found.metadata.name})"]
         if isinstance(found, FinetuneJob):
+            _check_deadline(found, document)
             _check_function(found, document)
             digest, checks = fingerprint(found), _check_rows(found, document, max_rows, stores=stores)
             content |= {"fingerprint": digest, "rows": [check.as_json() for check in checks]}
@@ -70,6 +73,13 @@ def _max_rows(text: str) -> int | None:
     if not text.isdecimal():
         raise UsageError(f"--rows {text}: expected a whole number, or {_ALL}.")
     return int(text)
+
+
+def _check_deadline(job: FinetuneJob, document: Document) -> None:
+    """Raise JobError for a deadline in the past, of a job that would be created now."""
+    problems = deadline_problems(job, time.time())
+    if problems:
+        raise JobError(problems=[_located(problem, document) for problem in problems])
 
 
 def _check_function(job: FinetuneJob, document: Document) -> None:

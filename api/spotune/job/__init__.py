@@ -13,6 +13,7 @@ from spotune.job.serving import JobServingSpec
 from spotune.job.status import (
     BestStatus,
     CostStatus,
+    DeadlineStatus,
     FinetuneJobStatus,
     GpuSecondsStatus,
     LastCheckpointStatus,
@@ -37,6 +38,7 @@ __all__ = [
     "CostStatus",
     "CredentialsSpec",
     "DatasetSpec",
+    "DeadlineStatus",
     "EarlyStoppingSpec",
     "EvalSpec",
     "EvaluationSpec",

@@ -24,6 +24,8 @@ from spotune.job.training.hyperparameters import (
     TrainingSpec,
 )
 from spotune.job.training.metric import is_harness_metric, is_iob2
+from spotune.units.deadlines import Deadline
+from spotune.units.money import Money
 
 KIND: Final = "FinetuneJob"
 _REPRODUCIBLE: Final = "execution.reproducible worldSize"
@@ -72,6 +74,10 @@ class FinetuneJobSpec(Section):
     """Settings of the Ray cluster."""
     retry: RetrySpec = RetrySpec()
     """When a job has failed for good, and the waits between attempts. Lost workers and hangs are always retried."""
+    deadline: Deadline | None = None
+    """When training has to be finished: a time (RFC 3339), or a duration from the creation of the job such as 36h."""
+    max_cost: Money | None = None
+    """Most that the workers may cost, with its currency, such as 120 USD. Then they stop; raise it to continue."""
     suspend: bool = False
     """true: save a checkpoint, stop and release the nodes. false: resume."""
     cleanup: CleanupSpec = CleanupSpec()

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from spotune.custom_resource.base import PositiveDuration, PositiveInt, Section, invalid
 from spotune.custom_resource.metadata import NAME_PATTERN, DnsLabel
 from spotune.custom_resource.status import StatusSection, Timestamp
-from spotune.units.prices import Price
+from spotune.units.money import Price
 
 MAX_POOLS: Final = 16
 """Kubernetes requires a bound for rules that compare each pool with each other."""

@@ -87,6 +87,17 @@ class CostStatus(StatusSection):
     """What is not known, and why."""
 
 
+class DeadlineStatus(StatusSection):
+    """The deadline of the job, and the measured speed from which the operator tells whether it holds."""
+
+    time: Timestamp | None = None
+    """spec.deadline as a time (RFC 3339)."""
+    seconds_per_step: float | None = None
+    """Seconds per optimizer step, evaluations included, as last measured."""
+    measured_workers: int | None = None
+    """Number of workers that ran then."""
+
+
 class PinnedStatus(StatusSection):
     """Settings fixed for the job's lifetime. A change of the spec updates them; an operator upgrade does not."""
 
@@ -175,6 +186,8 @@ class FinetuneJobStatus(StatusSection):
     """Nodes that are left out until they are booted again: their check failed, or a straggler was replaced."""
     stragglers: list[StragglerStatus] = Field(default=[])
     """Worker processes of the running group that have been slower than the others for long."""
+    deadline: DeadlineStatus | None = None
+    """The deadline, and the speed that decides whether it holds. The condition DeadlineAtRisk says so."""
     last_progress_time: Timestamp | None = None
     """Time of the newest step, or of the start or resume of the job (RFC 3339)."""
     pinned: PinnedStatus | None = None

@@ -1,1 +1,1 @@
-"""Field types for numbers with units: durations and Kubernetes quantities."""
+"""Field types for numbers with units: durations, deadlines, money and Kubernetes quantities."""

@@ -32,6 +32,8 @@ from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.observe.pod_problems import PodProblem
 from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, CheckResponse, Freshness
 from spotune_operator.reconcile.desired_state import ClusterTarget, ReconcileContext
+from spotune_operator.reconcile.limits.cost import cost_finding
+from spotune_operator.reconcile.limits.deadline import deadline_finding
 from spotune_operator.reconcile.pools.matching import message as pools_message
 from spotune_operator.reconcile.pools.matching import unmatched
 
@@ -63,6 +65,7 @@ def condition_findings(context: ReconcileContext, last_progress: str) -> list[Fi
         *_training(context),
         _not_progressing(context, last_progress),
         *_checkpoint_healthy(context),
+        *_limits(context),
     ]
 
 
@@ -96,11 +99,12 @@ def _complete(context: ReconcileContext) -> Finding:
 
 
 def _suspended(context: ReconcileContext) -> Finding:
-    if not context.job.spec.suspend or context.outcome is not None:
+    if not context.must_pause or context.outcome is not None:
         return Finding("Suspended", "False", "NotSuspended")
     if context.observed.pods:
         return Finding("Suspended", "Unknown", "Suspending", "the workers commit, then all pods are deleted")
-    message = "all pods are deleted; set suspend: false to continue from the last commit"
+    remedy = "set suspend: false" if context.job.spec.suspend else "raise spec.maxCost"
+    message = f"all pods are deleted; {remedy} to continue from the last commit"
     return Finding("Suspended", "True", "Suspended", message)
 
 
@@ -254,7 +258,7 @@ def _progress_message(context: ReconcileContext) -> str:
 def _not_progressing(context: ReconcileContext, last_progress: str) -> Finding:
     since = unix_time(last_progress)
     timeout = context.job.spec.retry.hang_timeout
-    if context.outcome is not None or context.job.spec.suspend:
+    if context.outcome is not None or context.must_pause:
         return Finding("NotProgressing", "False", "NotRunning")
     if since is None or context.now - since < timeout.seconds:
         return Finding("NotProgressing", "False", "Progressing")
@@ -281,3 +285,15 @@ def _checkpoint_healthy(context: ReconcileContext) -> Iterator[Finding]:
         yield Finding("CheckpointHealthy", "True", "Committed", f"step {newest.step} is committed")
     elif context.previous.last_checkpoint is None:
         yield Finding("CheckpointHealthy", "Unknown", "NoneYet", "no checkpoint is committed yet")
+
+
+def _limits(context: ReconcileContext) -> Iterator[Finding]:
+    """Whether the deadline and the limit of cost hold, of a job that has them and has not ended."""
+    if context.outcome is not None:
+        return
+    for finding in (
+        deadline_finding(context.job, context.deadline),
+        cost_finding(context.job, context.previous),
+    ):
+        if finding is not None:
+            yield finding

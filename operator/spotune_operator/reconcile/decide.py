@@ -5,7 +5,7 @@ A decision describes the whole desired state, not a difference. So it may be exe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -25,6 +25,8 @@ from spotune_operator.reconcile.desired_children import DesiredChildren
 from spotune_operator.reconcile.desired_state import ClusterTarget, ReconcileContext, next_overdue
 from spotune_operator.reconcile.job_serving import SERVED, served_finding, service_to_apply, services_to_delete
 from spotune_operator.reconcile.kstatus import kstatus_findings, stalled_findings
+from spotune_operator.reconcile.limits.cost import COST
+from spotune_operator.reconcile.limits.deadline import DEADLINE, DECISION_SECONDS, refuse_past_deadline
 from spotune_operator.reconcile.phase import phase
 from spotune_operator.reconcile.pinned import pinned_cluster
 from spotune_operator.reconcile.pools.usage import Usage, counts, used
@@ -84,6 +86,7 @@ def decide(
     Raises:
         StalledError: The spec cannot be applied in this cluster; ``stalled`` makes the status for it.
     """
+    refuse_past_deadline(desired.job, observed.created)
     _refuse_missing_class(desired.resolved, observed)
     context = ReconcileContext(
         job=desired.job,
@@ -149,7 +152,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
     served = served_finding(context)
     if served is not None:
         findings[SERVED] = served
-    optional = {SERVED, POOLS_MATCH} - findings.keys()
+    optional = {SERVED, POOLS_MATCH, DEADLINE, COST} - findings.keys()
     before = [each for each in context.previous.conditions if each.type not in optional]
     workers = context.job.spec.workers
     usage = Usage(workers, context.previous, context.observed, context.settings, context.now)
@@ -162,6 +165,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
         "workers": f"{min(running, workers.count)}/{workers.count}",
         **used(usage, context.pool_choice),
         "queue": queue_status(context),
+        "deadline": context.measured,
         "trained": _trained(context) if trained else None,
         "ray_cluster": resolved.name if "RayCluster" in context.observed.children else "",
         "output": resolved.output if trained else "",
@@ -227,14 +231,22 @@ def _command(context: ReconcileContext) -> Literal["stop", "start", ""]:
     return ""
 
 
+def _workers_may_change_in(context: ReconcileContext) -> Iterator[float | None]:
+    """Seconds until the desired number of workers may change, by each of the rules for it."""
+    workers, now = context.observed.workers, context.now
+    yield next_overdue(context.job, workers, now)
+    if context.queue_request is not None:
+        yield next_change(context.queue_request, workers, now)
+    if context.pool_choice is not None and context.pool_choice.next_change is not None:
+        yield context.pool_choice.next_change - now
+    if context.deadline is not None:
+        yield DECISION_SECONDS
+
+
 def _requeue_after(context: ReconcileContext) -> float | None:
     """Seconds until the decision changes by the passage of time alone; None if it does not."""
     now, settings, observed = context.now, context.settings, context.observed
-    waits = [next_overdue(context.job, observed.workers, now)]
-    if context.queue_request is not None:
-        waits.append(next_change(context.queue_request, observed.workers, now))
-    if context.pool_choice is not None and context.pool_choice.next_change is not None:
-        waits.append(context.pool_choice.next_change - now)
+    waits = [*_workers_may_change_in(context)]
     if context.outcome is not None and context.target is not ClusterTarget.KEEP and "RayCluster" in observed.children:
         waits.append(context.cleanup_at - now)
     if any(pod.deleting_since is not None for pod in observed.pods):
@@ -248,6 +260,6 @@ def _requeue_after(context: ReconcileContext) -> float | None:
     if observed.refused:
         waits.append(settings.refused_seconds)
     last_progress = unix_time(context.previous.last_progress_time)
-    if last_progress is not None and context.outcome is None and not context.job.spec.suspend:
+    if last_progress is not None and context.outcome is None and not context.must_pause:
         waits.append(last_progress + context.job.spec.retry.hang_timeout.seconds - now)
     return min((max(wait, 0.0) + 0.1 for wait in waits if wait is not None and wait > -1.0), default=None)

@@ -15,8 +15,8 @@ row  condition                                                            target
 ===  ===================================================================  =============  ==============================
 
 - *The job has ended*: ``outcome`` is ``trained`` or ``failed``. A change of the spec can reopen it (see ``outcome``).
-- *The pods must stop* if the spec has ``suspend: true``, if a pod has an outdated template, or if a suspension by the
-  operator is under way: it is completed before the pods are created again.
+- *The pods must stop* if the spec has ``suspend: true``, if its ``maxCost`` is reached, if a pod has an outdated
+  template, or if a suspension by the operator is under way: it is completed before the pods are created again.
 - *The supervisor can commit* if the head runs, the supervisor has not stopped and is reachable, and no suspension by
   the operator is under way.
 """
@@ -29,7 +29,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final, Literal
 
-from spotune.job import FinetuneJob, FinetuneJobStatus
+from spotune.job import DeadlineStatus, FinetuneJob, FinetuneJobStatus
 from spotune.pools.terms import Choice
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, WORKER_GROUP, Replicas
 from spotune_operator.kube.conditions import find, is_true, since
@@ -38,6 +38,8 @@ from spotune_operator.kueue.partial_admission import QueueRequest, next_request,
 from spotune_operator.observe.state import Observed, Pod
 from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, Freshness, PollResult, ProgressResponse
 from spotune_operator.providers import Provider
+from spotune_operator.reconcile.limits.cost import is_over_budget
+from spotune_operator.reconcile.limits.deadline import DeadlineDecision, deadline_status, decide_deadline
 from spotune_operator.reconcile.pools.choosing import choose_pools, replicas_of
 from spotune_operator.settings import Settings
 
@@ -178,6 +180,35 @@ class ReconcileContext:
         trained, training = self.previous.trained, self.job.spec.training
         return trained is not None and (trained.epochs, trained.max_steps) != (training.epochs, training.max_steps)
 
+    # Deadline and limit of cost
+
+    @cached_property
+    def measured(self) -> DeadlineStatus | None:
+        """The deadline as a time, and the speed that decides about it; None without a deadline."""
+        running = sum(pod.runs for pod in self.observed.workers) if self.is_active else 0
+        return deadline_status(self.job, self.previous, self.progress, running, self.observed.created)
+
+    @cached_property
+    def deadline(self) -> DeadlineDecision | None:
+        """What the deadline asks for; None without one, before the speed is known, and after the end."""
+        if self.outcome is not None:
+            return None
+        return decide_deadline(
+            self.job,
+            self.previous,
+            self.progress,
+            self.measured,
+            self.observed.workers,
+            created=self.observed.created,
+            now=self.now,
+            settings=self.settings,
+        )
+
+    @property
+    def must_pause(self) -> bool:
+        """Whether the job is to commit and to release its nodes: the spec says so, or its limit of cost is reached."""
+        return self.job.spec.suspend or is_over_budget(self.job, self.previous)
+
     # Target
 
     @cached_property
@@ -186,7 +217,7 @@ class ReconcileContext:
         if self.outcome is not None:
             return self._target_of_ended_job()
         is_suspending = self._is_suspending()
-        if not (self.job.spec.suspend or self.outdated_pods or is_suspending):
+        if not (self.must_pause or self.outdated_pods or is_suspending):
             return ClusterTarget.RUN  # row 4
         if not is_suspending and self._can_commit():
             return ClusterTarget.COMMIT  # row 5
@@ -258,6 +289,8 @@ class ReconcileContext:
             return Replicas(0)
         if self.pool_choice is not None:
             return replicas_of(self.pool_choice)
+        if self.deadline is not None and self.deadline.replicas is not None:
+            return self.deadline.replicas
         count, workers = self.job.spec.workers.count, self.observed.workers
         on_demand = min(count, len(overdue(self.job, workers, self.now)))
         if self.queue_request is None:

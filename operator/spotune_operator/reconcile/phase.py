@@ -21,7 +21,7 @@ def phase(context: ReconcileContext, findings: Mapping[str, Finding], previous: 
         return "Complete" if context.outcome == "trained" else "Failed"
     if findings["Stalled"].status == "True":
         return "Stalled"
-    if context.job.spec.suspend:
+    if context.must_pause:
         return "Suspended" if findings["Suspended"].status == "True" else "Suspending"
     if context.is_paused:
         return "Restarting"

@@ -149,6 +149,7 @@ class Reconciler:
             all_nodes=self._caches.all_nodes(),
             poll=self._poller.set_target(key, head.ip if head is not None else ""),
             refused=dict(self._refused.get(key, {})),
+            created=job.created,
             changed_elsewhere_at=self._changed_elsewhere_at(job),
         )
 

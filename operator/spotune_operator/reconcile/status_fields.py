@@ -86,7 +86,7 @@ def _progress(context: ReconcileContext) -> dict[str, Any]:
 
 def _is_resumed(context: ReconcileContext) -> bool:
     """Whether a suspended or ended job runs again."""
-    if context.job.spec.suspend or context.outcome is not None:
+    if context.must_pause or context.outcome is not None:
         return False
     conditions = context.previous.conditions
     suspended = find(conditions, "Suspended")

@@ -68,6 +68,8 @@ spec:
                storageClassName: "", size: 200Gi, existingClaim: "", retain: true}
   cluster:    {provider: auto, image: "", rayVersion: "", queueName: ""}
   retry:      {appFailureLimit: 3, backoff: {initial: 5s, max: 5m}, hangTimeout: 30m, maxGpuHours: 0}
+  deadline: 36h
+  maxCost: 120 USD
   suspend: false
   cleanup:    {cluster: delete, after: 5m}
   serving:    {name: sql, adapters: [{name: finance, finetuneJob: finance}, {name: b, claim: {name: c, path: d}}],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -54,6 +55,8 @@ def run(
     """
     from rich.console import Console
 
+    from spotune.errors import JobError
+    from spotune.job_file.deadlines import deadline_problems
     from spotune_trainer import files
     from spotune_trainer.bucket.state_mirror import mirrored
     from spotune_trainer.job_directory.job import put_job
@@ -73,7 +76,9 @@ def run(
     run_directory = JobDirectory((directory or Path("runs") / requested.metadata.name).absolute())
     storage = open_storage(storage_url(requested, bucket), run_directory)
     check_directory(run_directory, requested)
-    if not run_directory.job.exists():  # a started run continues, even if the disk was filled since
+    if not run_directory.job.exists():  # a started run continues, even if the disk was filled or its deadline passed
+        if problems := deadline_problems(requested, time.time()):
+            raise JobError(problems=problems)
         refuse_insufficient_space(run_directory, requested)
     progress = Console(stderr=True) if output == "json" else Console()
     log = partial(progress.print, soft_wrap=True, highlight=False, markup=False)

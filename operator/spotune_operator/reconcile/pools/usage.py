@@ -12,7 +12,7 @@ from typing import Any
 
 from spotune.job import CostStatus, FinetuneJobStatus, GpuSecondsStatus, PoolSpec, WorkersSpec
 from spotune.pools.terms import Choice
-from spotune.units.prices import Price
+from spotune.units.money import Price
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP
 from spotune_operator.kube.timestamps import rfc3339, unix_time
 from spotune_operator.observe.nodes import NodeView

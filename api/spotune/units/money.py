@@ -1,4 +1,4 @@
-"""Prices with their currency (``2.10 USD``) in job files."""
+"""Amounts of money and prices (``120 USD``) in job files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from .text import CheckedText
 
 
 class Price(CheckedText):
-    """A price such as ``2.10 USD``: ``amount`` is its value, ``currency`` the code of ISO 4217.
-
-    A number without a currency is invalid.
+    """A price with its currency by ISO 4217, such as ``2.10 USD``. A number without a currency is invalid.
 
     Raises:
         ValueError: The text is not a price.
@@ -38,3 +36,16 @@ class Price(CheckedText):
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """JSON schema for the CRD: a string with a pattern."""
         return {"type": "string", "pattern": cls.PATTERN, "maxLength": 24}
+
+
+class Money(Price):
+    """An amount above 0, such as ``120 USD`` or ``99.50 EUR``.
+
+    Raises:
+        ValueError: The text is not an amount above 0 with a currency.
+    """
+
+    __slots__ = ()
+
+    PATTERN: ClassVar[str] = r"^(0\.[0-9]*[1-9][0-9]*|[1-9][0-9]*(\.[0-9]+)?) [A-Z]{3}$"
+    EXPECTED: ClassVar[str] = "an amount above 0 with its currency, such as 120 USD or 99.50 EUR"

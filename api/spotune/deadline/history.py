@@ -1,0 +1,57 @@
+"""The observed history of spot markets: how long their nodes stay, and how long they are gone."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+_PRIOR_STAY: float = 3600.0
+"""Seconds of availability that every market is given in advance: a market that was never lost has no mean."""
+
+
+@dataclass
+class _Spells:
+    """Of one market: its state, since when, and the earlier spells of availability as (begin, end) in seconds."""
+
+    available: bool = False
+    since: float = 0.0
+    stays: deque[tuple[float, float]] = field(default_factory=deque)
+
+
+class MarketHistory:
+    """Which markets were available when, over a sliding window.
+
+    Args:
+        window: Seconds of the past that count; older spells are forgotten, because markets change by the day.
+    """
+
+    def __init__(self, window: float) -> None:
+        self._window = window
+        self._markets: dict[str, _Spells] = {}
+
+    def observe(self, market: str, available: bool, now: float) -> None:
+        """Record whether a market is available at a point in time, in seconds; times do not go backwards."""
+        spells = self._markets.get(market)
+        if spells is None:
+            self._markets[market] = _Spells(available, now)
+        elif spells.available != available:
+            if not available:
+                spells.stays.append((spells.since, now))
+            spells.available, spells.since = available, now
+
+    def expected_stay(self, market: str, now: float) -> float:
+        """Seconds that nodes of a market are expected to stay: time available in the window over losses in it.
+
+        This is the maximum-likelihood estimate of the mean of exponential spells of which some are still going on
+        (total time at risk over the number of events), with one loss in `_PRIOR_STAY` before the first observation.
+        """
+        spells = self._markets.get(market)
+        if spells is None:
+            return _PRIOR_STAY
+        begin = now - self._window
+        while spells.stays and spells.stays[0][1] <= begin:
+            spells.stays.popleft()
+        available = sum(end - max(start, begin) for start, end in spells.stays)
+        if spells.available:
+            available += now - max(spells.since, begin)
+        return (available + _PRIOR_STAY) / (len(spells.stays) + 1)

@@ -1,0 +1,1 @@
+"""Limits of a job that its spec sets: the deadline, and the cost."""
