@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from spotune.units.timestamps import rfc3339
 from spotune_operator.children.config import JOB_FILE
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.errors import KubernetesError
@@ -32,7 +33,6 @@ from spotune_operator.kube.client import (
     Manifest,
     Resource,
 )
-from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.caches import Caches
 from spotune_operator.observe.state import GROUP_LABEL, child_view, pod_view
 from spotune_operator.observe.supervisor_poller import Poller

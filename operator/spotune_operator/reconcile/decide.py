@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spotune.job import FinetuneJobStatus, TrainedStatus
+from spotune.units.timestamps import unix_time
 from spotune_operator.children.resolved_job import ResolvedJob
 from spotune_operator.errors import StorageClassError
 from spotune_operator.kube.conditions import updated
-from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.observe.state import Child, Observed, Pod

@@ -6,9 +6,9 @@ import math
 from typing import Any, Final
 
 from spotune.job import BestStatus, FinetuneJobStatus, GpuSecondsStatus, LastCheckpointStatus, RestartsStatus
+from spotune.units.timestamps import rfc3339, unix_time
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP
 from spotune_operator.kube.conditions import find, is_true
-from spotune_operator.kube.timestamps import rfc3339, unix_time
 from spotune_operator.observe.state import Pod
 from spotune_operator.observe.supervisor_status import ProgressResponse
 from spotune_operator.reconcile.desired_state import ReconcileContext
