@@ -15,6 +15,7 @@ from typing import Any, Generic, Literal, Self, TypeVar
 
 from spotune_client.client import Client, Jobs, Objects, Services, Sweeps, _silent
 from spotune_client.cluster.volume_pod import Notify
+from spotune_client.fleet.summary import TEAM_LABEL, By, Fleet
 from spotune_client.objects import Given, Stored, StoredJob, StoredService, StoredSweep
 from spotune_client.threads import call, iterate
 
@@ -108,6 +109,10 @@ class AsyncJobs(AsyncObjects[StoredJob]):
     async def report(self, name: str) -> str:
         """The HTML page of ``spotune report``."""
         return await call(lambda _: self._objects.report(name))
+
+    async def fleet(self, *, everywhere: bool = False, by: By = "team", label: str = TEAM_LABEL) -> Fleet:
+        """GPU hours, cost, goodput and waste by team, of the namespace or of all namespaces."""
+        return await call(lambda _: self._objects.fleet(everywhere=everywhere, by=by, label=label))
 
 
 class AsyncSweeps(AsyncObjects[StoredSweep]):

@@ -14,6 +14,7 @@ from spotune_client.cluster.client import Cluster
 from spotune_client.cluster.kubeconfig import ClusterOptions, open_cluster
 from spotune_client.cluster.resources import get_object, list_objects, object_path
 from spotune_client.cluster.volume_pod import Notify
+from spotune_client.fleet.summary import TEAM_LABEL, By, Fleet, fleet_of
 from spotune_client.logs.job_logs import followed_lines, log_lines
 from spotune_client.logs.service_logs import LogSelection, followed_service_lines, service_log_lines
 from spotune_client.objects import Given, Stored, StoredJob, StoredService, StoredSweep, manifest_of
@@ -241,6 +242,16 @@ class Jobs(Objects[StoredJob]):
             UsageError: The job does not exist, or has not started yet.
         """
         return report_page(self._cluster, name, self._notify)
+
+    def fleet(self, *, everywhere: bool = False, by: By = "team", label: str = TEAM_LABEL) -> Fleet:
+        """GPU hours, cost, goodput and waste by team, of the namespace or of all namespaces.
+
+        Args:
+            everywhere: Count the jobs of all namespaces.
+            by: ``team``: the value of the label, or without it the namespace. ``namespace``: the namespace alone.
+            label: The label.
+        """
+        return fleet_of((job.raw for job in self.list(everywhere=everywhere)), by, label)
 
 
 class Sweeps(Objects[StoredSweep]):
