@@ -17,13 +17,14 @@ from typing import Any
 
 import yaml
 
+from spotune_operator.notifications.targets import ALL, PHASES
 from spotune_operator.settings import GpuHealing, Settings
 
 CHART = Path(__file__).parent / "spotune"
 DEFINITIONS = Path(__file__).parent.parent / "manifests/crd.yaml"
 _OF_THE_CHART = {
     *("image", "ray_version", "serving", "serve_image", "serve_vllm_image"),
-    *("namespace", "monitoring_namespace", "watch_namespaces", "host", "port"),
+    *("namespace", "monitoring_namespace", "watch_namespaces", "notifications", "host", "port"),
 }
 """Settings that the templates set or depend on."""
 _NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
@@ -139,6 +140,22 @@ def _camel(name: str) -> str:
     return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
 
 
+_PORTS = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}}
+_NOTIFICATIONS = {
+    "type": "array",
+    "items": _closed()
+    | {
+        "required": ["secretRef"],
+        "properties": {
+            "secretRef": _closed()
+            | {"properties": {"name": {"type": "string"}, "key": {"type": "string"}}, "required": ["name", "key"]},
+            "format": {"enum": ["json", "slack"]},
+            "phases": {"type": "array", "items": {"enum": [ALL, *sorted(PHASES)]}},
+            "namespaces": {"type": "array", "items": _NAME},
+        },
+    },
+}
+
 _SHAPES: dict[str, dict[str, Any]] = {
     "image.digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
@@ -146,8 +163,10 @@ _SHAPES: dict[str, dict[str, Any]] = {
     "watchNamespaces": {"type": "array", "uniqueItems": True, "items": _NAME},
     "settings": _settings(),
     "serviceAccount.annotations": _STRINGS,
-    "networkPolicy.apiServerPorts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}},
+    "networkPolicy.apiServerPorts": _PORTS,
     "networkPolicy.apiServerCIDRs": {"type": "array", "items": {"type": "string", "pattern": "/[0-9]+$"}},
+    "networkPolicy.notificationPorts": _PORTS,
+    "notifications": _NOTIFICATIONS,
     "monitoring.labels": _STRINGS,
     "monitoring.dashboardLabels": _STRINGS,
     "podAnnotations": _STRINGS,

@@ -113,6 +113,7 @@ class Settings:
         refused_seconds: Wait until an object that the API server rejected is applied again.
         heed_preemption: Whether running workers are deleted gracefully when the node problem detector of AKS announces
             that their spot node is reclaimed; for clusters where nothing else drains it in time.
+        notifications: Who is notified of changes of phases, as JSON (notifications/targets.py); empty: nobody.
         healing: The steps that may be taken on nodes that have lost GPUs.
     """
 
@@ -138,6 +139,7 @@ class Settings:
     retry_max_seconds: float = 60.0
     refused_seconds: float = 60.0
     heed_preemption: bool = False
+    notifications: str = ""
     healing: GpuHealing = field(default_factory=GpuHealing)
 
     @property

@@ -19,6 +19,7 @@ from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_operator.kube.applier import ChildApplier
 from spotune_operator.kube.client import CHILDREN, JOBS, SERVICES, Kube, Manifest
+from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.pod_deletion import force_delete, give_notice
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import CachedJob, Caches
@@ -46,6 +47,7 @@ class Reconciler:
         settings: The operator's.
         metrics: Counts reconciles by result.
         clock: Returns Unix time.
+        phase_changed: Called after a status with another phase was written.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Reconciler:
         settings: Settings,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
+        phase_changed: OnPhaseChange = ignore,
     ) -> None:
         self._kube = kube
         self._caches = caches
@@ -65,7 +68,11 @@ class Reconciler:
         self._clock = clock
         self._restarts = RestartMetrics(metrics, clock)
         self._status: StatusWriter[CachedJob, FinetuneJobStatus] = StatusWriter(
-            kube, JOBS, lambda job, previous, status: job_events(job, previous, status, clock()), self._written
+            kube,
+            JOBS,
+            lambda job, previous, status: job_events(job, previous, status, clock()),
+            self._written,
+            phase_changed,
         )
         self._desired = DesiredChildrenCache(must_keep=poller.is_polling)
         self._applier = ChildApplier(kube, caches.version_of)
