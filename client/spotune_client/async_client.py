@@ -13,9 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
+from spotune.custom_resource.object_names import TEAM_LABEL
 from spotune_client.client import Client, Jobs, Objects, Services, Sweeps, _silent
 from spotune_client.cluster.volume_pod import Notify
-from spotune_client.fleet.summary import TEAM_LABEL, By, Fleet
+from spotune_client.fleet.summary import By, Fleet
 from spotune_client.objects import Given, Stored, StoredJob, StoredService, StoredSweep
 from spotune_client.threads import call, iterate
 

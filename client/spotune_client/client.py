@@ -8,13 +8,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Literal, Self, TypeVar
 
-from spotune.errors import NotFoundError, TimedOutError, UsageError
+from spotune.custom_resource.object_names import TEAM_LABEL
+from spotune.errors import NotFoundError, TimedOutError
 from spotune.formatting import duration
 from spotune_client.cluster.client import Cluster
 from spotune_client.cluster.kubeconfig import ClusterOptions, open_cluster
 from spotune_client.cluster.resources import get_object, list_objects, object_path
 from spotune_client.cluster.volume_pod import Notify
-from spotune_client.fleet.summary import TEAM_LABEL, By, Fleet, fleet_of
+from spotune_client.fleet.summary import By, Fleet, fleet_of
 from spotune_client.logs.job_logs import followed_lines, log_lines
 from spotune_client.logs.service_logs import LogSelection, followed_service_lines, service_log_lines
 from spotune_client.objects import Given, Stored, StoredJob, StoredService, StoredSweep, manifest_of
@@ -317,8 +318,6 @@ class Client:
         context: str = "",
         notify: Notify = _silent,
     ) -> None:
-        if namespace and "/" in namespace:
-            raise UsageError(f"namespace {namespace!r} is not a valid name")
         file = Path(kubeconfig) if kubeconfig is not None else None
         self._cluster = open_cluster(ClusterOptions(namespace, file, context))
         self.jobs = Jobs(self._cluster, StoredJob, notify)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from spotune.crd.definition import FINETUNE_JOBS
-from spotune.custom_resource.pod_names import JOB_LABEL
+from spotune.custom_resource.object_names import JOB_LABEL
 from spotune.custom_resource.status import referenced
 from spotune.custom_resource.status import with_cause as replaced_reference
 from spotune_client.cluster.client import Cluster, Manifest

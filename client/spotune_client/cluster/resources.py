@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from spotune.crd.definition import FINETUNE_JOBS, GROUP, MODEL_SERVICES, VERSION, CustomResource
-from spotune.custom_resource.pod_names import COMPONENT_LABEL
+from spotune.custom_resource.object_names import COMPONENT_LABEL
 from spotune.errors import KubernetesError, NotFoundError, RefusedError, UsageError
 from spotune_client.cluster.client import Cluster, Manifest
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spotune.crd.definition import MODEL_SERVICES
-from spotune.custom_resource.pod_names import (
+from spotune.custom_resource.object_names import (
     COMPONENT_LABEL,
     GATEWAY,
     GROUP_LABEL,

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any, Final
 
 from spotune.custom_resource import API_VERSION
-from spotune.custom_resource.pod_names import DATA_VOLUME, SUPERVISOR_CONTAINER
+from spotune.custom_resource.object_names import DATA_VOLUME, SUPERVISOR_CONTAINER
 from spotune.custom_resource.pod_problems import pod_problem
 from spotune.errors import KubernetesError, NotFoundError, UsageError
 from spotune.job import KIND

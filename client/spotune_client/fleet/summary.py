@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+from spotune.custom_resource.object_names import TEAM_LABEL
 from spotune_client.cluster.jobs import Job, outcome, phase, status_of
 from spotune_client.cluster.resources import label_of
 
-TEAM_LABEL: Final = "spotune.dev/team"
-"""Label of a job with the name of its team."""
 By = Literal["team", "namespace"]
 _SECONDS_PER_HOUR: Final = 3600.0
 
@@ -43,6 +42,7 @@ class Usage:
         steps_lost: Steps that were made and had to be repeated.
         money: Costs by currency.
         without_cost: Number of jobs with GPU hours and without a cost in their status.
+        cost_problem: Why the first of them has none, as its status says it; empty if it does not.
         measured_hours: GPU hours of jobs whose goodput is known.
         productive_hours: Part of them in steps that count, by goodput.
     """
@@ -54,6 +54,7 @@ class Usage:
     steps_lost: int = 0
     money: dict[str, Money] = field(default_factory=lambda: defaultdict(Money))
     without_cost: int = 0
+    cost_problem: str = ""
     measured_hours: float = 0.0
     productive_hours: float = 0.0
 
@@ -102,6 +103,7 @@ class Usage:
             money.wasted += float(cost["spent"]) * (1 - goodput) if goodput is not None else 0.0
         elif hours:
             self.without_cost += 1
+            self.cost_problem = self.cost_problem or str(cost.get("unknown") or "")
 
     def as_json(self) -> dict[str, Any]:
         """The figures with camelCase keys for ``--output json``."""
@@ -134,7 +136,8 @@ class Fleet:
         if not self.total.without_cost:
             return ""
         which = f"{self.total.without_cost} of {self.total.jobs} jobs"
-        return f"{which} have no cost: the operator knows no price of their nodes, or is older than this command"
+        why = self.total.cost_problem or "the operator knows no price of their nodes, or is older than this command"
+        return f"{which} have no cost: {why}"
 
     def as_json(self) -> dict[str, Any]:
         """The figures with camelCase keys for ``--output json``."""

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import urlencode
 
-from spotune.custom_resource.pod_names import PROGRESS_PORT, SUPERVISOR_CONTAINER
+from spotune.custom_resource.object_names import PROGRESS_PORT, SUPERVISOR_CONTAINER
 from spotune.errors import KubernetesError, RefusedError
 from spotune_client.cluster.client import Cluster, Manifest
 from spotune_client.cluster.jobs import Job, get_job, is_true, outcome, pods_of

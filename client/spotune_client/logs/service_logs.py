@@ -18,7 +18,7 @@ from itertools import chain
 from typing import Any, Final
 
 from spotune.crd.definition import MODEL_SERVICES
-from spotune.custom_resource.pod_names import GATEWAY, HEAD_CONTAINER, REPLICAS, WORKER_CONTAINER
+from spotune.custom_resource.object_names import GATEWAY, HEAD_CONTAINER, REPLICAS, WORKER_CONTAINER
 from spotune.errors import KubernetesError, NotFoundError, RefusedError
 from spotune_client.cluster.client import Cluster, Manifest
 from spotune_client.cluster.resources import get_object

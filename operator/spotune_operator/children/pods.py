@@ -7,9 +7,9 @@ which Ray detects a lost head or worker quickly. All other fields are defaults t
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from spotune.custom_resource.pod_names import DATA_VOLUME as DATA_VOLUME
-from spotune.custom_resource.pod_names import HEAD_CONTAINER, WORKER_CONTAINER
-from spotune.custom_resource.pod_names import SUPERVISOR_CONTAINER as SUPERVISOR_CONTAINER
+from spotune.custom_resource.object_names import DATA_VOLUME as DATA_VOLUME
+from spotune.custom_resource.object_names import HEAD_CONTAINER, WORKER_CONTAINER
+from spotune.custom_resource.object_names import SUPERVISOR_CONTAINER as SUPERVISOR_CONTAINER
 from spotune_operator.children.config import JOB_FILE
 from spotune_operator.children.environment import CODE_FOLDER, code_environment, credentials, job_environment, ray_token
 from spotune_operator.children.pod_template.environment import variables

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from spotune.custom_resource.pod_names import PROGRESS_PORT
+from spotune.custom_resource.object_names import PROGRESS_PORT
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from spotune.custom_resource.pod_names import JOB_LABEL as JOB_LABEL
+from spotune.custom_resource.object_names import JOB_LABEL as JOB_LABEL
 from spotune.fingerprint import fingerprint
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.load import resolve_paths, sources_of

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from spotune.custom_resource.object_names import TEAM_LABEL
 from spotune.errors import UsageError
 from spotune_operator.cli.options import Context, Kubeconfig, Namespace
 
 if TYPE_CHECKING:
     from spotune_client.fleet.summary import Fleet
 
-_TEAM_LABEL: Final = "spotune.dev/team"
 _WIDE: Final = 240
 
 
@@ -26,7 +26,7 @@ def fleet(
         Literal["team", "namespace"],
         typer.Option(help="team: the value of a label of the jobs, or without it their namespace."),
     ] = "team",
-    team_label: Annotated[str, typer.Option(metavar="KEY", help="The label with the team.")] = _TEAM_LABEL,
+    team_label: Annotated[str, typer.Option(metavar="KEY", help="The label with the team.")] = TEAM_LABEL,
     all_namespaces: Annotated[
         bool, typer.Option("--all-namespaces", "-A", help="Count the jobs of all namespaces.")
     ] = False,

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from spotune.custom_resource.pod_names import COMPONENT_LABEL as COMPONENT_LABEL
-from spotune.custom_resource.pod_names import GROUP_LABEL as GROUP_LABEL
-from spotune.custom_resource.pod_names import JOB_LABEL
+from spotune.custom_resource.object_names import COMPONENT_LABEL as COMPONENT_LABEL
+from spotune.custom_resource.object_names import GROUP_LABEL as GROUP_LABEL
+from spotune.custom_resource.object_names import JOB_LABEL
 from spotune.custom_resource.pod_problems import PodProblem, pod_problem
 from spotune.units.timestamps import unix_time
 from spotune_operator.kube.digest import content_digest

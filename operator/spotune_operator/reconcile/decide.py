@@ -44,6 +44,7 @@ class Decision:
         delete_services: ModelServices to delete.
         give_notice: Workers to delete gracefully, so that they commit before the cloud reclaims their node.
         force_delete: Pods to delete without a grace period, because no kubelet will confirm their end.
+        expired: Whether the job itself is deleted, by ``ttlSecondsAfterFinished``.
         command: Command for the supervisor: ``stop`` (commit first) or ``start``; empty: none.
         status: The new status.
         requeue_after: Seconds until the next reconcile without an event; None: none is needed.
@@ -54,6 +55,7 @@ class Decision:
     delete_services: Sequence[JobService]
     give_notice: Sequence[Pod]
     force_delete: Sequence[Pod]
+    expired: bool
     command: Literal["stop", "start", ""]
     status: FinetuneJobStatus
     requeue_after: float | None
@@ -106,6 +108,7 @@ def decide(
         delete_services=services_to_delete(context),
         give_notice=_workers_to_notify(observed) if settings.heed_preemption else [],
         force_delete=stuck_pods(observed.pods, observed.nodes, now),
+        expired=context.expires_at is not None and now >= context.expires_at,
         command=_command(context),
         status=_status(context, desired.resolved).model_copy(update={"pinned": desired.pinned}),
         requeue_after=_requeue_after(context),
@@ -210,6 +213,8 @@ def _requeue_after(context: ReconcileContext) -> float | None:
     """Seconds until the decision changes by the passage of time alone; None if it does not."""
     now, settings, observed = context.now, context.settings, context.observed
     waits = [next_overdue(context.job, observed.workers, now)]
+    if context.expires_at is not None:
+        waits.append(context.expires_at - now)
     if context.outcome is not None and context.target is not ClusterTarget.KEEP and "RayCluster" in observed.children:
         waits.append(context.cleanup_at - now)
     if any(pod.deleting_since is not None for pod in observed.pods):

@@ -211,9 +211,20 @@ class ReconcileContext:
     @property
     def cleanup_at(self) -> float:
         """Unix time at which the cluster of a job that has ended is deleted."""
+        return self._ended_at + self.job.spec.cleanup.after.seconds
+
+    @property
+    def expires_at(self) -> float | None:
+        """Unix time at which the job itself is deleted; None: never, or it has not ended."""
+        ttl = self.job.spec.ttl_seconds_after_finished
+        return None if ttl is None or self.outcome is None else self._ended_at + ttl
+
+    @property
+    def _ended_at(self) -> float:
+        """Unix time at which the job has ended: now, if this reconcile finds it."""
         name = "Complete" if self.outcome == "trained" else "Failed"
         ended = since(self.previous.conditions, name) if is_true(self.previous.conditions, name) else None
-        return (self.now if ended is None else ended) + self.job.spec.cleanup.after.seconds
+        return self.now if ended is None else ended
 
     # Prerequisites of workers, and their number
 

@@ -111,11 +111,21 @@ class Reconciler:
         # pinned templates), also after a restart of the operator in the middle of this one.
         if not await self._write(job, previous, decision.status):
             return None
+        if decision.expired:
+            await self._delete_expired(job)
+            return None
         await self._execute(job, decision, observed)
         if self._refused.get(key, {}).keys() != observed.refused.keys():  # messages may differ each time
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
         self._metrics.passes.labels("ok").inc()
         return decision.requeue_after
+
+    async def _delete_expired(self, job: CachedJob) -> None:
+        """Delete a job by its ttl, unless it was changed since: a change may reopen it, and reconciles it again."""
+        newest = self._caches.job(job.key)
+        if newest is not None and newest.uid == job.uid and newest.generation == job.generation:
+            logger.info("deleting %s/%s: its ttlSecondsAfterFinished is over", *job.key)
+            await self._kube.delete(JOBS, *job.key, job.uid, version=str(newest.version))
 
     async def _write(self, job: CachedJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> bool:
         """Write a status that has changed; returns whether the job still exists."""

@@ -99,6 +99,12 @@ class SweepReconciler:
         # The status first: it records the parameters of the trials that are created next.
         if not await self._status.write(cached, previous, decision.status):
             return None
+        newest = self._caches.sweep(key)
+        if decision.expired:
+            if newest is not None and newest.uid == cached.uid and newest.generation == cached.generation:
+                logger.info("deleting sweep %s/%s: its ttlSecondsAfterFinished is over", *key)
+                await self._kube.delete(SWEEPS, *key, cached.uid, version=str(newest.version))
+            return None
         await self._execute(key, decision)
         if self._refused.get(key, {}).keys() != observed.refused.keys():
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over

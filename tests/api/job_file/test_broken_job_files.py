@@ -13,7 +13,7 @@ FIELDS_OF_WORKERS = (
 )
 SECTIONS = (
     "model, adapter, dataset, training, execution, checkpoint, tracking, output, workers, head, storage, cluster, "
-    "retry, suspend, cleanup, serving"
+    "retry, suspend, cleanup, ttlSecondsAfterFinished, serving"
 )
 NOT_A_MAPPING = "not a mapping with apiVersion, kind, metadata and spec"
 

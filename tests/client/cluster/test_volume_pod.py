@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from spotune.custom_resource.pod_names import JOB_LABEL
+from spotune.custom_resource.object_names import JOB_LABEL
 from spotune.errors import JobError, UsageError
 from spotune_client.cluster.volume_pod import container_state, job_directory, pinned_template, volume_pod_manifest
 from spotune_operator.cli.head_template import head_template

@@ -65,6 +65,8 @@ def test_what_is_not_known_is_a_dash_with_the_reason() -> None:
     assert cells(fleet.teams[1])[6:] == ["-", "-", "-", "-"]
     assert fleet.note.startswith("1 of 4 jobs have no cost")
     assert fleet_of(JOBS[:2]).note == ""
+    unpriced = job("a", gpuSeconds={"spot": 3600}, cost={"currency": "", "unknown": "no price for zone b"})
+    assert fleet_of([unpriced]).note == "1 of 1 jobs have no cost: no price for zone b"
 
 
 def test_teams_are_namespaces_or_values_of_another_label() -> None:

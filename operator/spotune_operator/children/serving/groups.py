@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spotune.custom_resource.pod_names import GATEWAY as GATEWAY
-from spotune.custom_resource.pod_names import REPLICAS as REPLICAS
+from spotune.custom_resource.object_names import GATEWAY as GATEWAY
+from spotune.custom_resource.object_names import REPLICAS as REPLICAS
 from spotune.service import ReplicasSpec
 from spotune_operator.children.serving.resolved_service import ResolvedService
 from spotune_operator.providers import Capacity

@@ -7,7 +7,7 @@ continues their requests elsewhere. The head runs Ray's control plane alone: it 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from spotune.custom_resource.pod_names import GATEWAY, HEAD_COMPONENT, HEAD_CONTAINER, REPLICAS, WORKER_CONTAINER
+from spotune.custom_resource.object_names import GATEWAY, HEAD_COMPONENT, HEAD_CONTAINER, REPLICAS, WORKER_CONTAINER
 from spotune.custom_resource.pods import ResourcesSpec
 from spotune_operator.children.pod_template.environment import CACHE, default_environment, secret_variable, variables
 from spotune_operator.children.pod_template.layers import Pod, PodSection, container_resources, merged_template

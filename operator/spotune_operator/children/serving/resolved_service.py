@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Final, Self
 
-from spotune.custom_resource.pod_names import SERVICE_LABEL as SERVICE_LABEL
+from spotune.custom_resource.object_names import SERVICE_LABEL as SERVICE_LABEL
 from spotune.service import SERVICE_KIND, ModelService, PinnedServiceStatus, ReplicasSpec
 from spotune_operator.children.owner import Owner
 from spotune_operator.children.resolved_job import RAY_VERSION

@@ -1,4 +1,4 @@
-"""Labels and names in the pods of jobs and services: the operator sets them, and clients find pods by them."""
+"""Labels and names of jobs, services and their pods: the operator or a user sets them, clients find objects by them."""
 
 from typing import Final
 
@@ -6,6 +6,8 @@ JOB_LABEL: Final = "spotune.dev/job"
 """Label of all pods of a job; the value is its name."""
 SERVICE_LABEL: Final = "spotune.dev/service"
 """Label of all pods of a service; the value is its name."""
+TEAM_LABEL: Final = "spotune.dev/team"
+"""Label of a job, set by its user, with the name of a team."""
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 """Label with the component of a pod."""
 GROUP_LABEL: Final = "ray.io/group"
