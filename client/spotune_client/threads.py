@@ -10,7 +10,7 @@ from typing import Final, TypeVar
 from spotune_client.waiting import Pause
 
 T = TypeVar("T")
-_END: Final = object()
+_NOTHING_LEFT: Final = object()
 
 
 class StoppedError(Exception):
@@ -47,15 +47,15 @@ async def iterate(start: Callable[[Pause], Iterator[T]]) -> AsyncGenerator[T, No
 
     def fetch() -> object:
         with lock:
-            return next(iterator, _END)
+            return next(iterator, _NOTHING_LEFT)
 
     def close() -> None:
         with lock:  # a generator cannot be closed while it runs
             getattr(iterator, "close", lambda: None)()
 
     try:
-        while (item := await asyncio.to_thread(fetch)) is not _END:
-            yield item  # type: ignore[misc] # not _END, so it is a T
+        while (item := await asyncio.to_thread(fetch)) is not _NOTHING_LEFT:
+            yield item  # type: ignore[misc] # not _NOTHING_LEFT, so it is a T
     finally:
         stopped.set()
         await asyncio.shield(asyncio.to_thread(close))

@@ -40,7 +40,7 @@ def finetune(file: str, namespace: str, hours: float) -> str:
             raise AirflowFailException(str(error)) from error
 
 
-@dag(schedule=None, start_date=datetime(2026, 1, 1), catchup=False)
+@dag(schedule=None, start_date=datetime(2026, 1, 1), catchup=False)  # type: ignore[untyped-decorator]
 def finetune_dag() -> None:
     """Train the model of `finetunejob.yaml`."""
     task(finetune, retries=3)(str(JOB_FILE), "team", 24.0)

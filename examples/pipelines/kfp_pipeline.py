@@ -32,7 +32,7 @@ def compile_pipeline(file: str = "finetune.yaml") -> None:
 
     component = dsl.component(base_image="registry.example.com/spotune-client:0.1.0")(finetune)
 
-    @dsl.pipeline(name="finetune")
+    @dsl.pipeline(name="finetune")  # type: ignore[untyped-decorator]
     def pipeline(job: dict, namespace: str = "", hours: float = 24.0) -> str:  # type: ignore[type-arg] # KFP's types
         return component(job=job, namespace=namespace, hours=hours).output  # type: ignore[no-any-return]
 

@@ -111,9 +111,15 @@ class FaultyKube(Kube):
         return await self._fault.befall(f"create {resource.kind}", super().create(resource, manifest))
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace_seconds: int | None = None,
+        version: str = "",
     ) -> None:
-        request = super().delete(resource, namespace, name, uid, grace_seconds)
+        request = super().delete(resource, namespace, name, uid, grace_seconds, version)
         return await self._fault.befall(f"delete {resource.kind}", request)
 
 

@@ -43,7 +43,7 @@ def test_a_job_from_apply_to_delete(namespace: Kubectl) -> None:
     with pytest.raises(RefusedError, match="already exists"):
         client.jobs.create(job)
 
-    complete = {"type": "Complete", "status": "True", "reason": "Trained", "message": ""}
+    complete: dict[str, Any] = {"type": "Complete", "status": "True", "reason": "Trained", "message": ""}
     complete |= {"observedGeneration": 1, "lastTransitionTime": "2026-01-02T03:04:05Z"}
     later = threading.Timer(3, write_status, (namespace, name), {"observedGeneration": 1, "conditions": [complete]})
     write_status(namespace, name, observedGeneration=1, step=7, conditions=[])

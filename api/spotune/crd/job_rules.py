@@ -7,10 +7,9 @@ from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule, has_defaults, unless_absent
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES, PREPARE_RULES
-from spotune.crd.lifecycle_rules import LIFECYCLE_RULES
 from spotune.crd.precision_rules import PRECISION_RULES, SAME_PRECISION
 from spotune.crd.reproducible_rules import REPRODUCIBLE_EXECUTION_RULES, REPRODUCIBLE_RULES
-from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
+from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES, TTL_RULES
 from spotune.crd.storage_rules import STORAGE_RULES, STORAGE_SECTION_RULES
 from spotune.crd.training_rules import TRAINING_RULES
 from spotune.crd.user_code_rules import OPTIONAL_SECTIONS, USER_CODE_RULES
@@ -377,7 +376,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
     FinetuneJobSpec: (
         *USER_CODE_RULES,
-        *LIFECYCLE_RULES,
+        *TTL_RULES,
         *(unless_absent(rule, *OPTIONAL_SECTIONS) for rule in _ACROSS_SECTIONS),
     ),
     JobServingSpec: SERVING_RULES,

@@ -110,5 +110,5 @@ def _slack_text(change: PhaseChange) -> str:
     steps = f" at step {change.step}/{change.total_steps}" if change.step and change.total_steps else ""
     message = f": {change.message[:_MESSAGE_CHARACTERS]}" if change.message else ""
     output = f" Model: {change.output}" if change.output and change.phase == "Complete" else ""
-    rest = f"{change.kind} {change.namespace}/{change.name} is {change.phase}{steps}{message}{output}"
-    return rest.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = f"{change.kind} {change.namespace}/{change.name} is {change.phase}{steps}{message}{output}"
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

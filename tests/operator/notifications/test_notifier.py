@@ -202,8 +202,8 @@ def test_targets_choose_phases_namespaces_and_format() -> None:
     asked = [CHANGE, replace(CHANGE, phase="Training"), replace(CHANGE, namespace="other")]
     assert [slack.wants(change) for change in asked] == [True, False, False]
     assert [every.wants(change) for change in asked] == [True, True, True]
-    with pytest.raises(UsageError, match="Complet is not a phase: use"):
-        parse_targets(text.replace('"*"', '"Complet"'))
+    with pytest.raises(UsageError, match="Finished is not a phase: use"):
+        parse_targets(text.replace('"*"', '"Finished"'))
 
 
 def test_every_phase_of_a_run_is_known() -> None:
