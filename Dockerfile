@@ -33,6 +33,7 @@ FROM tools AS wheel
 WORKDIR /source
 COPY pyproject.toml README.md LICENSE ./
 COPY api api
+COPY client client
 COPY operator operator
 COPY serve serve
 COPY trainer trainer

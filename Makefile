@@ -36,7 +36,7 @@ $(READY): pyproject.toml tests/cluster/pyproject.toml constraints/dev.txt $(filt
 	$(UV) venv --quiet --allow-existing --python 3.11 .venv
 	$(UV) pip sync --quiet --require-hashes --python $(BIN)/python --compile-bytecode constraints/dev.txt
 	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable . --editable tests/cluster
-	$(BIN)/python -m compileall -q api operator serve trainer
+	$(BIN)/python -m compileall -q api client operator serve trainer
 	touch $@
 
 .PHONY: demo
@@ -53,7 +53,7 @@ demo: $(READY) ## Train the text-to-SQL example on two CPU workers, from generat
 
 .PHONY: lock
 lock: $(filter .uv/bin/uv,$(UV)) ## Pin versions and hashes in constraints/ again (LOCK_OPTIONS=--upgrade for the newest ones)
-	$(COMPILE) --annotation-style line --extra operator --extra serve --extra trainer --extra lm-eval --group dev --output-file constraints/dev.txt pyproject.toml
+	$(COMPILE) --annotation-style line --extra client --extra operator --extra serve --extra trainer --extra lm-eval --group dev --output-file constraints/dev.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra trainer --constraints constraints/dev.txt --output-file constraints/trainer.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra serve --constraints constraints/dev.txt --output-file constraints/serve.txt pyproject.toml
@@ -142,7 +142,7 @@ scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, writ
 .PHONY: clean
 clean: ## Remove caches, reports and the demo's corpus; runs/ and .venv stay
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache $(EXAMPLE)/data
-	find api operator serve trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find api client operator serve trainer tests examples benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 .PHONY: format
 format: $(READY) ## Rewrite the code as ruff wants it
@@ -198,7 +198,7 @@ checked-here: lint type
 checked-ray: cluster-build-here lint type # starts when one of the others has ended: all three at once are too much for two processors
 	@$(MAKE) --no-print-directory test-ray
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
-	@$(BIN)/python -m compileall -q api operator serve trainer # pods share this folder, and cannot write what changed since the set-up
+	@$(BIN)/python -m compileall -q api client operator serve trainer # pods share this folder, and cannot write what changed since the set-up
 	@if $(BIN)/spotune-testcluster check; then $(BIN)/spotune-testcluster build; fi
 test-kubernetes:
 	@echo "The tests on a real Kubernetes and on a Ray write to build/pytest-*.txt, shown once they have ended."

@@ -18,13 +18,14 @@ from typing import Any
 import yaml
 
 from spotune.units.money import Price
+from spotune_operator.notifications.targets import ALL, PHASES
 from spotune_operator.settings import GpuHealing, Settings
 
 CHART = Path(__file__).parent / "spotune"
 DEFINITIONS = Path(__file__).parent.parent / "manifests/crd.yaml"
 _OF_THE_CHART = {
     *("image", "ray_version", "serving", "serve_image", "serve_vllm_image", "prices"),
-    *("namespace", "monitoring_namespace", "watch_namespaces", "host", "port"),
+    *("namespace", "monitoring_namespace", "watch_namespaces", "notifications", "host", "port"),
 }
 """Settings that the templates set or depend on."""
 _NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"}
@@ -142,6 +143,22 @@ def _camel(name: str) -> str:
     return re.sub(r"_([a-z])", lambda found: found[1].upper(), name)
 
 
+_PORTS = {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}}
+_NOTIFICATIONS = {
+    "type": "array",
+    "items": _closed()
+    | {
+        "required": ["secretRef"],
+        "properties": {
+            "secretRef": _closed()
+            | {"properties": {"name": {"type": "string"}, "key": {"type": "string"}}, "required": ["name", "key"]},
+            "format": {"enum": ["json", "slack"]},
+            "phases": {"type": "array", "items": {"enum": [ALL, *sorted(PHASES)]}},
+            "namespaces": {"type": "array", "items": _NAME},
+        },
+    },
+}
+
 _SHAPES: dict[str, dict[str, Any]] = {
     "image.digest": {"type": "string", "pattern": "^(sha256:[0-9a-f]{64})?$"},
     "image.pullPolicy": {"enum": ["Always", "IfNotPresent", "Never"]},
@@ -163,8 +180,17 @@ _SHAPES: dict[str, dict[str, Any]] = {
         },
     },
     "serviceAccount.annotations": _STRINGS,
-    "networkPolicy.apiServerPorts": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 65535}},
+    "networkPolicy.apiServerPorts": _PORTS,
     "networkPolicy.apiServerCIDRs": {"type": "array", "items": {"type": "string", "pattern": "/[0-9]+$"}},
+    "networkPolicy.notificationPorts": _PORTS,
+    "notifications": _NOTIFICATIONS,
+    "policies.actions": {"type": "array", "minItems": 1, "items": {"enum": ["Deny", "Warn", "Audit"]}},
+    "policies.namespaceSelector": {"type": "object"},
+    "policies.imagePrefixes": {"type": "array", "items": {"type": "string", "pattern": "^[^,]+/$"}},
+    "policies.nodeSelectors": {"type": "array", "items": {"type": "string", "pattern": "^[^=,]+=[^=,]+$"}},
+    "policies.maxWorkers": {"type": "integer", "minimum": 0},
+    "policies.maxGpuHours": {"type": "number", "minimum": 0},
+    "policies.maxCost": {"type": "string", "pattern": "^([0-9]+([.][0-9]+)? [A-Z]{3})?$"},
     "monitoring.labels": _STRINGS,
     "monitoring.dashboardLabels": _STRINGS,
     "podAnnotations": _STRINGS,

@@ -27,6 +27,7 @@ PAGES = {
     "examples/mistral-kto-mix.md": "examples/mistral-kto-mix/README.md",
     "examples/mistral-pretrain.md": "examples/mistral-pretrain/README.md",
     "examples/mistral-ultrafeedback.md": "examples/mistral-ultrafeedback/README.md",
+    "examples/pipelines.md": "examples/pipelines/README.md",
     "examples/qwen-nli.md": "examples/qwen-nli/README.md",
     "examples/serving.md": "examples/serving/README.md",
     "examples/t5-wikisql.md": "examples/t5-wikisql/README.md",

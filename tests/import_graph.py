@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import grimp
 
-PACKAGES = ("spotune", "spotune_operator", "spotune_serve", "spotune_trainer")
+PACKAGES = ("spotune", "spotune_client", "spotune_operator", "spotune_serve", "spotune_trainer")
 
 Graph = dict[str, set[str]]
 """What each node imports."""

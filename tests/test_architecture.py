@@ -12,6 +12,7 @@ MAX_MODULES_PER_FOLDER = 12
 MAX_MODULES_AT_ROOT = 6
 SOURCES = {
     "spotune": ROOT / "api/spotune",
+    "spotune_client": ROOT / "client/spotune_client",
     "spotune_operator": ROOT / "operator/spotune_operator",
     "spotune_serve": ROOT / "serve/spotune_serve",
     "spotune_trainer": ROOT / "trainer/spotune_trainer",

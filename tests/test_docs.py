@@ -28,7 +28,7 @@ REPORTS = {
 """Pages that a benchmark or a test suite writes, with long lines of machines and commits."""
 WRAPPED = [page for page in pages.PAGES if page not in REPORTS and page.name != "CHANGELOG.md"]
 """All other pages; the changelog is read by release, an entry a line."""
-CODE = ("api", "benchmarks", "charts", "docs", "examples", "operator", "serve", "tests", "trainer")
+CODE = ("api", "benchmarks", "charts", "client", "docs", "examples", "operator", "serve", "tests", "trainer")
 OTHER_MODULES = {"judges.py", "partitioners.py", "utils.py"}
 """A module that a reader writes, one of PyTorch, and one that the project does not have."""
 README_LINES = 150

@@ -69,6 +69,7 @@ EXCEPTIONS = {
 
 SOURCES = [
     "api/spotune",
+    "client/spotune_client",
     "operator/spotune_operator",
     "serve/spotune_serve",
     "trainer/spotune_train",

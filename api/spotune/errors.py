@@ -5,7 +5,11 @@
     SpotuneError                 1   any other error of spotune
     ├── UsageError               2   the command line is wrong; nothing was started
     ├── InfrastructureError     10   machines, network or storage failed; run the same command again
-    │   └── StoppedError        10   the run was stopped on request; run the same command to continue
+    │   ├── StoppedError        10   the run was stopped on request; run the same command to continue
+    │   └── KubernetesError     10   the API server failed or is unreachable
+    │       ├── NotFoundError   10   no such object or kind
+    │       ├── RefusedError    10   the API server rejected the request or the object
+    │       └── TimedOutError   10   what was waited for has not come about in time
     ├── JobError                20   the user's model, data or configuration is wrong; running again does not help
     └── SupersededError         30   a later generation of the same job has taken over; do not restart this one
 
@@ -41,6 +45,31 @@ class InfrastructureError(SpotuneError):
 
 class StoppedError(InfrastructureError):
     """The run was stopped on request; the same command continues from the last commit."""
+
+
+class KubernetesError(InfrastructureError):
+    """The API server failed or is unreachable. The operator retries the reconcile.
+
+    Args:
+        message: The API server's message, if it responded.
+        status: HTTP status; 0 without a response.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class NotFoundError(KubernetesError):
+    """The object or its kind does not exist."""
+
+
+class RefusedError(KubernetesError):
+    """The API server rejected the request. The operator shows why in the job's status, and tries again periodically."""
+
+
+class TimedOutError(KubernetesError):
+    """What was waited for has not come about in time."""
 
 
 @dataclass(frozen=True)

@@ -11,16 +11,18 @@
     │       ├── SourceError          a source that no pod can read
     │       └── StorageClassError    a class that is missing, or whose volumes cannot hold checkpoints
     └── InfrastructureError          no action needed: the reconcile is retried with backoff
-        └── KubernetesError          the API server failed or is unreachable
-            ├── NotFoundError        no such object or kind
-            └── RefusedError         the API server rejected an object
+        └── KubernetesError          the API server failed or is unreachable (``spotune.errors``)
 
 After a ``StalledError`` the job is not reconciled until it, or an object that it names, has changed.
 """
 
 from typing import ClassVar
 
-from spotune.errors import InfrastructureError, JobError, Problem
+from spotune.errors import InfrastructureError as InfrastructureError
+from spotune.errors import JobError, Problem
+from spotune.errors import KubernetesError as KubernetesError
+from spotune.errors import NotFoundError as NotFoundError
+from spotune.errors import RefusedError as RefusedError
 
 
 class StalledError(JobError):
@@ -67,24 +69,3 @@ class StorageClassError(StalledError):
     """A storage class that is missing, or whose volumes several pods cannot write checkpoints to."""
 
     reason = "UnfitStorageClass"
-
-
-class KubernetesError(InfrastructureError):
-    """The API server failed or is unreachable; the reconcile is retried.
-
-    Args:
-        message: The API server's message, if it responded.
-        status: HTTP status; 0 without a response.
-    """
-
-    def __init__(self, message: str, status: int = 0) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-class NotFoundError(KubernetesError):
-    """The object or its kind does not exist."""
-
-
-class RefusedError(KubernetesError):
-    """The API server rejected an object; the job's status shows why, and the object is applied again periodically."""

@@ -13,6 +13,8 @@ from typing import Any, Self
 from spotune_operator.errors import KubernetesError
 from spotune_operator.gpu_healing.healer import Healer
 from spotune_operator.kube.client import JOBS, Kube, Manifest
+from spotune_operator.notifications.notifier import Notifier
+from spotune_operator.notifications.targets import parse_targets
 from spotune_operator.observe.caches import Caches
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.reconciler import Reconciler
@@ -47,15 +49,17 @@ class Manager:
         max_reconcile_seconds: float = _MAX_RECONCILE_SECONDS,
     ) -> None:
         self.metrics = Metrics()
+        self.notifier = Notifier(parse_targets(settings.notifications), self.metrics.count_notifications, clock=clock)
+        notify = self.notifier.phase_changed
         self.workers = ReconcileWorkers("job", settings, self.metrics)
         self.poller = Poller(settings, self.workers.enqueue, clock)
         self.caches = Caches(kube, settings, self.workers.enqueue, self._node_changed)
         self.healer = Healer(kube, self.caches, settings, clock)
-        self.reconciler = Reconciler(kube, self.caches, self.poller, settings, self.metrics, clock)
+        self.reconciler = Reconciler(kube, self.caches, self.poller, settings, self.metrics, clock, notify)
         self.services = (
-            ServiceController(kube, self.caches, settings, self.metrics, clock) if settings.serving else None
+            ServiceController(kube, self.caches, settings, self.metrics, clock, notify) if settings.serving else None
         )
-        self.sweeps = SweepController(kube, self.caches, settings, self.metrics, clock)
+        self.sweeps = SweepController(kube, self.caches, settings, self.metrics, clock, notify)
         self._kube = kube
         self._settings = settings
         self._max_reconcile_seconds = max_reconcile_seconds
@@ -68,6 +72,7 @@ class Manager:
     async def __aenter__(self) -> Self:
         self._kube.count = lambda verb, plural: self.metrics.api_calls.labels(verb, plural).inc()
         await self._stack.enter_async_context(self.health_server)
+        await self._stack.enter_async_context(self.notifier)
         await self._stack.enter_async_context(self.poller)
         if self.services is not None:
             await self._stack.enter_async_context(self.services.poller)

@@ -118,6 +118,7 @@ class Settings:
         heed_preemption: Whether running workers are deleted gracefully when the node problem detector of AKS announces
             that their spot node is reclaimed; for clusters where nothing else drains it in time.
         prices: Prices of nodes as a JSON list (see ``prices.parse_prices``); empty: none are known.
+        notifications: Who is notified of changes of phases, as JSON (notifications/targets.py); empty: nobody.
         healing: The steps that may be taken on nodes that have lost GPUs.
     """
 
@@ -146,6 +147,7 @@ class Settings:
     on_demand_start_seconds: float = 600.0
     heed_preemption: bool = False
     prices: str = ""
+    notifications: str = ""
     healing: GpuHealing = field(default_factory=GpuHealing)
 
     @cached_property

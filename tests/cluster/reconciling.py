@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from spotune.units.timestamps import rfc3339
 from spotune_operator.children.config import JOB_FILE
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.errors import KubernetesError
@@ -32,7 +33,6 @@ from spotune_operator.kube.client import (
     Manifest,
     Resource,
 )
-from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.caches import Caches
 from spotune_operator.observe.state import GROUP_LABEL, child_view, pod_view
 from spotune_operator.observe.supervisor_poller import Poller
@@ -111,9 +111,15 @@ class FaultyKube(Kube):
         return await self._fault.befall(f"create {resource.kind}", super().create(resource, manifest))
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace_seconds: int | None = None,
+        version: str = "",
     ) -> None:
-        request = super().delete(resource, namespace, name, uid, grace_seconds)
+        request = super().delete(resource, namespace, name, uid, grace_seconds, version)
         return await self._fault.befall(f"delete {resource.kind}", request)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from spotune_operator.children.pod_template.ray_pods import WORKER_CONTAINER
+from spotune.custom_resource.object_names import WORKER_CONTAINER
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.containers import kill_container

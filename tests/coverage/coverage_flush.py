@@ -17,7 +17,7 @@ from coverage.plugin_support import Plugins
 from coverage.types import TConfigSectionOut
 
 SECONDS_BETWEEN_FLUSHES = 0.25
-MEASURED = ("spotune", "spotune_operator", "spotune_serve", "spotune_trainer")
+MEASURED = ("spotune", "spotune_client", "spotune_operator", "spotune_serve", "spotune_trainer")
 
 
 class _OneAtATime:

@@ -14,7 +14,7 @@ from spotune.crd.execution_rules import (
     SAME_PRECISION,
 )
 from spotune.crd.pool_rules import POOL_RULES, WORKERS_RULES
-from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
+from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES, TTL_RULES
 from spotune.crd.storage_rules import STORAGE_RULES, STORAGE_SECTION_RULES
 from spotune.crd.training_rules import TRAINING_RULES
 from spotune.crd.user_code_rules import OPTIONAL_SECTIONS, USER_CODE_RULES
@@ -391,6 +391,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
     FinetuneJobSpec: (
         *USER_CODE_RULES,
+        *TTL_RULES,
         *(unless_absent(rule, *OPTIONAL_SECTIONS) for rule in _ACROSS_SECTIONS),
     ),
     JobServingSpec: SERVING_RULES,

@@ -6,6 +6,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule
+from spotune.job.lifecycle import TTL_WITH_SERVING
 from spotune.service import (
     HttpRouteSpec,
     ModelService,
@@ -105,6 +106,11 @@ _SERVICE = (
         "spec.adapters",
     ),
 )
+
+TTL_RULES: Final = (
+    Rule("!has(self.ttlSecondsAfterFinished) || !has(self.serving)", TTL_WITH_SERVING, "ttlSecondsAfterFinished"),
+)
+"""Rules of the spec of a job with a ModelService."""
 
 SERVICE_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **SERVING_SECTION_RULES,

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from spotune.crd.cel_rules import NAME_RULES, Rule
 from spotune.crd.job_rules import JOB_RULES
 from spotune.job import FinetuneJob
+from spotune.job.lifecycle import TTL_LOSES_TRIALS
 from spotune.job.training.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS, lower_is_better
 from spotune.sweep import MAX_SWEEP_NAME_LENGTH, FinetuneSweep, FinetuneSweepSpec, ObjectiveSpec, ParameterSpec
 from spotune.sweep import TrialPruningSpec as _Pruning
@@ -98,6 +99,11 @@ _JOB = (
         f"!has({_TEMPLATE}.serving)",
         "would serve every trial: write a ModelService for the best one",
         "template.spec.serving",
+    ),
+    Rule(
+        f"!has({_TEMPLATE}.ttlSecondsAfterFinished)",
+        TTL_LOSES_TRIALS,
+        "template.spec.ttlSecondsAfterFinished",
     ),
     Rule(
         f"!has({_TEMPLATE}.output.hub)",

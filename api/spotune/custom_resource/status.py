@@ -1,10 +1,13 @@
 """Conditions and base class of the status of a job or service."""
 
-from typing import Annotated, Literal
+import re
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
 from spotune.custom_resource.base import Section
+
+_REFERENCE: Final = re.compile(r"see condition (\w+)\Z")
 
 Timestamp = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 
@@ -37,3 +40,19 @@ Conditions = Annotated[
     Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
 ]
 """Conditions, at most one of each type."""
+
+
+def reference(name: str) -> str:
+    """The end of a message whose cause another condition holds."""
+    return f"see condition {name}"
+
+
+def referenced(message: str) -> str:
+    """The type of the condition that a message refers to; empty if it refers to none."""
+    found = _REFERENCE.search(message)
+    return found[1] if found else ""
+
+
+def with_cause(message: str, cause: str | None) -> str:
+    """A message with its reference replaced by the message of the condition it refers to; unchanged without one."""
+    return _REFERENCE.sub(lambda _: cause, message) if cause else message

@@ -10,7 +10,7 @@ from spotune.custom_resource.metadata import Metadata
 from spotune.job.cluster import ClusterSpec, HeadSpec, WorkersSpec
 from spotune.job.dataset import DatasetSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec, check_precision
-from spotune.job.lifecycle import CleanupSpec, RetrySpec
+from spotune.job.lifecycle import TTL_WITH_SERVING, CleanupSpec, RetrySpec, TtlSeconds
 from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.job.output import OutputSpec, TrackingSpec
 from spotune.job.serving import JobServingSpec
@@ -82,6 +82,8 @@ class FinetuneJobSpec(Section):
     """true: save a checkpoint, stop and release the nodes. false: resume."""
     cleanup: CleanupSpec = CleanupSpec()
     """What happens to the Ray cluster after the job has ended."""
+    ttl_seconds_after_finished: TtlSeconds | None = None
+    """Seconds after its end at which the job is deleted, with what a deletion takes along. Absent: never."""
     serving: JobServingSpec | None = None
     """Creates a ModelService when the model is trained. It may change at any time. Removing it, or deleting the job,
     deletes the ModelService. On one machine it is ignored: use spotune serve."""
@@ -121,6 +123,8 @@ class FinetuneJobSpec(Section):
 
     @model_validator(mode="after")
     def _check_sections_together(self) -> Self:
+        if self.ttl_seconds_after_finished is not None and self.serving is not None:
+            invalid("ttlSecondsAfterFinished", TTL_WITH_SERVING)
         if self.training.has_user_code:
             self._check_user_code()
             return self

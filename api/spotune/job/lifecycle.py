@@ -1,11 +1,16 @@
 """What happens when attempts fail, and after the job has ended."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from spotune.custom_resource.base import PositiveDuration, PositiveInt, Section, invalid
 from spotune.units.durations import Duration
+
+TtlSeconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""Seconds after the end at which an object is deleted."""
+TTL_WITH_SERVING: Final = "would delete the ModelService of spec.serving with the job: remove one of them"
+TTL_LOSES_TRIALS: Final = "could delete a trial before the sweep has its result: use spec.ttlSecondsAfterFinished"
 
 
 class BackoffSpec(Section):

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, invalid
 from spotune.job import FinetuneJobSpec
+from spotune.job.lifecycle import TTL_LOSES_TRIALS, TtlSeconds
 from spotune.job.training.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS, lower_is_better, metric_name
 from spotune.service.field_types import Form
 from spotune.sweep.parameters import MAX_PARAMETERS, ParameterSpec, check_path
@@ -110,6 +111,8 @@ class FinetuneSweepSpec(Section):
     """When no new trial starts any more."""
     suspend: bool = False
     """true: suspend all running trials, and start no others. false: resume."""
+    ttl_seconds_after_finished: TtlSeconds | None = None
+    """Seconds after its end at which the sweep and the jobs of its trials are deleted. Absent: never."""
     template: TrialTemplateSpec
     """The job that each trial runs. Frozen after the first trial."""
 
@@ -144,6 +147,8 @@ class FinetuneSweepSpec(Section):
             invalid("template.spec.suspend", "is set by the sweep: use spec.suspend")
         if job.serving is not None:
             invalid("template.spec.serving", "would serve every trial: write a ModelService for the best one")
+        if job.ttl_seconds_after_finished is not None:
+            invalid("template.spec.ttlSecondsAfterFinished", TTL_LOSES_TRIALS)
         if job.output.hub is not None:
             invalid("template.spec.output.hub", "would be overwritten by every trial: upload the best one at the end")
         if not job.training.has_user_code:

@@ -26,6 +26,16 @@
 {{- with .Values.prices }}{{ $_ := set $found "PRICES" (toJson .) }}{{ end }}
 {{- with .Values.watchNamespaces }}{{ $_ := set $found "WATCH_NAMESPACES" (join "," .) }}{{ end }}
 {{- if .Values.monitoring.namespace }}{{ $_ := set $found "MONITORING_NAMESPACE" .Values.monitoring.namespace }}{{ end }}
+{{- if .Values.notifications }}
+{{- $targets := list }}
+{{- range $index, $item := .Values.notifications }}
+{{- $target := omit $item "secretRef" }}
+{{- $_ := set $target "name" $item.secretRef.name }}
+{{- $_ := set $target "urlFile" (printf "/etc/spotune/notifications/%d/url" $index) }}
+{{- $targets = append $targets $target }}
+{{- end }}
+{{- $_ := set $found "NOTIFICATIONS" (toJson $targets) }}
+{{- end }}
 {{- range $name, $value := $found -}}
 - name: SPOTUNE_OPERATOR_{{ $name }}
   value: {{ $value | toString | quote }}

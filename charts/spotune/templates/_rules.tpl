@@ -2,10 +2,10 @@
 {{- define "spotune.rulesOfNamespaces" -}}
 - apiGroups: [spotune.dev]
   resources: [finetunejobs]
-  verbs: [list, watch, create, patch] # create and patch: trials of FinetuneSweeps
+  verbs: [list, watch, create, patch, delete] # create and patch: trials of FinetuneSweeps; delete: their ttl
 - apiGroups: [spotune.dev]
   resources: [finetunesweeps]
-  verbs: [list, watch]
+  verbs: [list, watch, delete] # delete: their ttl
 - apiGroups: [spotune.dev]
   resources: [finetunesweeps/status]
   verbs: [patch]

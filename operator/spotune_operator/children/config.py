@@ -11,7 +11,10 @@ from spotune_operator.children.resolved_job import ResolvedJob
 _Dumper: Final = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 """libyaml is several times as fast, with the same output; not every build of PyYAML has it."""
 JOB_FILE: Final = "job.yaml"
-_FOR_PODS_ONLY = ("head", "storage", "cluster", "cleanup", "suspend", "serving", "deadline", "maxCost")
+_FOR_PODS_ONLY = (
+    *("head", "storage", "cluster", "cleanup", "suspend", "serving", "deadline", "maxCost"),
+    "ttlSecondsAfterFinished",
+)
 """Sections that the operator alone acts on: a change of them must not make the trainer restart, or refuse the job."""
 
 

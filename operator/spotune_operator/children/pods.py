@@ -7,6 +7,9 @@ which Ray detects a lost head or worker quickly. All other fields are defaults t
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
+from spotune.custom_resource.object_names import DATA_VOLUME as DATA_VOLUME
+from spotune.custom_resource.object_names import HEAD_CONTAINER, WORKER_CONTAINER
+from spotune.custom_resource.object_names import SUPERVISOR_CONTAINER as SUPERVISOR_CONTAINER
 from spotune.job import PoolSpec
 from spotune_operator.children.config import JOB_FILE
 from spotune_operator.children.environment import CODE_FOLDER, code_environment, credentials, job_environment, ray_token
@@ -19,9 +22,7 @@ from spotune_operator.children.pod_template.layers import (
 )
 from spotune_operator.children.pod_template.ray_pods import (
     DRAIN_MARGIN_SECONDS,
-    HEAD_CONTAINER,
     HEAD_LOSS,
-    WORKER_CONTAINER,
     WORKER_LOSS,
     default_container,
     default_pod_spec,
@@ -35,9 +36,6 @@ from spotune_operator.children.ports import DASHBOARD, GCS, METRICS, PROGRESS, P
 from spotune_operator.children.resolved_job import DATA, ResolvedJob
 from spotune_operator.providers import Capacity
 
-SUPERVISOR_CONTAINER: Final = "supervisor"
-DATA_VOLUME: Final = "data"
-"""The volume with the job's directory."""
 _CONFIG: Final = "/etc/spotune"
 _STOP_AFTER_SUPERVISOR: Final = (
     f"while (exec 3<>/dev/tcp/127.0.0.1/{PROGRESS.number}) 2>/dev/null; do sleep 0.2; done; kill -KILL -1; sleep 10"

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from spotune.custom_resource.object_names import PROGRESS_PORT
+
 
 @dataclass(frozen=True)
 class Port:
@@ -19,6 +21,6 @@ class Port:
 GCS = Port("gcs-server", 6379)
 DASHBOARD = Port("dashboard", 8265)
 METRICS = Port("metrics", 8080)
-PROGRESS = Port("progress", 8090)
+PROGRESS = Port("progress", PROGRESS_PORT)
 SERVE = Port("serve", 8000)
 """Of the gateway. KubeRay requires the name on the head, too, where nothing listens."""

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from spotune.custom_resource.object_names import JOB_LABEL as JOB_LABEL
 from spotune.fingerprint import fingerprint
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.load import resolve_paths, sources_of
@@ -14,8 +15,6 @@ from spotune_operator.errors import SourceError
 from spotune_operator.providers import Provider, refuse_unfit_class_name
 from spotune_operator.settings import OPERATOR_NAMESPACE
 
-JOB_LABEL: Final = "spotune.dev/job"
-"""Label of all objects of a job; its value is the name of the job."""
 DATA: Final = Path("/data")
 """Mount path in all pods of the shared volume, or with a bucket of the pod's own; relative sources of a job are
 relative to it."""

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from spotune.errors import UsageError
-from spotune_operator.cli.cluster.options import Context, Kubeconfig, Namespace, Output
+from spotune_operator.cli.options import Context, Kubeconfig, Namespace, Output
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from spotune_operator.cli.cluster.client import Cluster
+    from spotune_client.cluster.client import Cluster
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the job.")]
 _JobOrService = Annotated[
@@ -52,7 +52,7 @@ def status(
     """
     if name and all_namespaces:
         raise UsageError(f"--all-namespaces shows all jobs: remove {name}, or use --namespace instead")
-    from spotune_operator.cli.cluster.resources import parse_name
+    from spotune_client.cluster.resources import parse_name
 
     parse_name(name)
     cluster = _cluster(namespace, kubeconfig, context)
@@ -65,9 +65,9 @@ def status(
 def _print_one(cluster: Cluster, name: str, output: str) -> None:
     """Print the status of a job or service."""
     from spotune.crd.definition import FINETUNE_JOBS
+    from spotune_client.cluster.jobs import status_of
+    from spotune_client.cluster.resources import find_object
     from spotune_operator.cli import status as job_status
-    from spotune_operator.cli.cluster.jobs import status_of
-    from spotune_operator.cli.cluster.resources import find_object
     from spotune_operator.cli.service_status import hint_at_service, panel_from_cluster
 
     resource, found = find_object(cluster, name)
@@ -83,8 +83,8 @@ def _print_one(cluster: Cluster, name: str, output: str) -> None:
 
 def _print_all(cluster: Cluster, output: str, *, all_namespaces: bool) -> None:
     """Print the status of all jobs and services."""
-    from spotune_operator.cli.cluster.jobs import list_jobs
-    from spotune_operator.cli.cluster.services import list_visible_services
+    from spotune_client.cluster.jobs import list_jobs
+    from spotune_client.cluster.services import list_visible_services
     from spotune_operator.cli.service_status import listing, tables
 
     jobs = list_jobs(cluster, everywhere=all_namespaces)
@@ -162,9 +162,10 @@ def logs(
     Example: spotune logs t5-sql --follow --lines 50
     """
     from spotune.crd.definition import FINETUNE_JOBS
-    from spotune_operator.cli.cluster.resources import find_object, parse_name
-    from spotune_operator.cli.logs import followed_lines, log_lines
-    from spotune_operator.cli.service_logs import LogSelection, followed_service_lines, service_log_lines
+    from spotune_client.cluster.resources import find_object, parse_name
+    from spotune_client.logs.job_logs import followed_lines, log_lines
+    from spotune_client.logs.service_logs import LogSelection, followed_service_lines, service_log_lines
+    from spotune_operator.cli.head_template import head_template
 
     parse_name(name)
     seconds = _seconds(since, "--since")
@@ -176,7 +177,7 @@ def logs(
         if resource is FINETUNE_JOBS:
             if component or since:
                 raise UsageError(f"--component and --since are for services: for the service write ms/{title}")
-            printed = (followed_lines if follow else log_lines)(cluster, title, lines, _notify)
+            printed = (followed_lines if follow else log_lines)(cluster, title, lines, _notify, head_template)
         else:
             selection = LogSelection(title, component or "", lines, seconds)
             printed = (followed_service_lines if follow else service_log_lines)(cluster, selection, _notify)
@@ -199,7 +200,7 @@ def events(
 
     Example: spotune events t5-sql
     """
-    from spotune_operator.cli.cluster.resources import parse_name
+    from spotune_client.cluster.resources import parse_name
     from spotune_operator.cli.events import events_of, plain_lines, table
 
     parse_name(name)
@@ -228,7 +229,7 @@ def suspend(
 
     Example: spotune suspend t5-sql --wait --timeout 10m
     """
-    from spotune_operator.cli.suspend import Poller, set_suspended, wait_until_suspended
+    from spotune_client.waiting import Poller, set_suspended, wait_until_suspended
 
     poller = Poller(_seconds(timeout))
     name, cluster = _job(name, "suspend"), _cluster(namespace, kubeconfig, context)
@@ -256,7 +257,7 @@ def resume(
 
     Example: spotune resume t5-sql --wait
     """
-    from spotune_operator.cli.suspend import Poller, set_suspended, wait_until_training
+    from spotune_client.waiting import Poller, set_suspended, wait_until_training
 
     poller = Poller(_seconds(timeout))
     name, cluster = _job(name, "resume"), _cluster(namespace, kubeconfig, context)
@@ -328,14 +329,14 @@ def doctor(
 
 
 def _cluster(namespace: str, kubeconfig: Path | None, context: str) -> Cluster:
-    from spotune_operator.cli.cluster.kubeconfig import ClusterOptions, open_cluster
+    from spotune_client.cluster.kubeconfig import ClusterOptions, open_cluster
 
     return open_cluster(ClusterOptions(namespace, kubeconfig, context))
 
 
 def _job(name: str, command: str) -> str:
     """The name of a job, for a command that knows jobs alone."""
-    from spotune_operator.cli.cluster.resources import job_name
+    from spotune_client.cluster.resources import job_name
 
     return job_name(name, command)
 

@@ -16,14 +16,14 @@ from spotune.crd.definition import FINETUNE_JOBS
 from spotune.formatting import duration
 from spotune.job import KIND
 from spotune.service import SERVICE_KIND
+from spotune.units.timestamps import rfc3339, unix_time
+from spotune_client.cluster.client import Cluster
+from spotune_client.cluster.jobs import Job, pods_of
+from spotune_client.cluster.resources import find_object, label_of
+from spotune_client.cluster.services import SERVING_GROUPS, Service, service_pods
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, WORKER_GROUP
 from spotune_operator.children.serving.network import CLUSTER_LABEL
 from spotune_operator.children.serving.resolved_service import child_name
-from spotune_operator.cli.cluster.client import Cluster
-from spotune_operator.cli.cluster.jobs import Job, pods_of
-from spotune_operator.cli.cluster.resources import find_object, label_of
-from spotune_operator.cli.cluster.services import SERVING_GROUPS, Service, service_pods
-from spotune_operator.kube.timestamps import rfc3339, unix_time
 
 _OWNERS = (KIND, SERVICE_KIND)
 _LONGEST_PREFIX = 50

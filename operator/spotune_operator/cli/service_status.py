@@ -10,13 +10,13 @@ from rich.table import Table
 from rich.text import Text
 
 from spotune.crd.definition import MODEL_SERVICES
-from spotune_operator.cli.cluster.client import Cluster
-from spotune_operator.cli.cluster.jobs import Job, conditions_of, is_true, reason_and_message, status_of, with_cause
-from spotune_operator.cli.cluster.resources import get_visible
-from spotune_operator.cli.cluster.services import COMPONENTS, PodRow, Service, pod_row, service_pods
+from spotune_client.cluster.client import Cluster
+from spotune_client.cluster.jobs import Job, conditions_of, is_true, phase, reason_and_message, status_of, with_cause
+from spotune_client.cluster.resources import get_visible
+from spotune_client.cluster.services import COMPONENTS, PodRow, Service, pod_row, service_pods
 from spotune_operator.cli.events import EventSummary, summarize_service_events
 from spotune_operator.cli.events import table as event_table
-from spotune_operator.cli.status import age, details_grid, listing_grid, phase, table
+from spotune_operator.cli.status import age, details_grid, listing_grid, table
 from spotune_operator.errors import RefusedError
 from spotune_operator.kube.conditions import referenced
 

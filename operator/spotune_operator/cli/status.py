@@ -10,18 +10,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from spotune.custom_resource.status import referenced
 from spotune.formatting import duration, evaluation, restarts
-from spotune_operator.cli.cluster.jobs import Job, conditions_of, is_true, reason_and_message, status_of, with_cause
-from spotune_operator.kube.conditions import referenced
-from spotune_operator.kube.timestamps import unix_time
+from spotune.units.timestamps import unix_time
+from spotune_client.cluster.conditions import PROBLEMS, condition_heading, is_problem, notable_conditions
+from spotune_client.cluster.jobs import Job, phase, reason_and_message, status_of, with_cause
 
 _COLUMNS: Final = ("name", "phase", "progress", "loss", "ETA", "workers", "restarts", "checkpoint", "age")
 _BAR_WIDTH: Final = 16
 _WIDE_BAR_WIDTH: Final = 40
-_PROBLEMS: Final = frozenset({"Stalled", "Failed", "NotProgressing"})
-_OUTCOMES: Final = frozenset({"Complete", "Suspended"})
-_SUMMARIES: Final = frozenset({"Ready", "Reconciling"})
-"""Conditions that only summarize others."""
 STYLES: Final = {"Complete": "green", "Failed": "red", "Stalled": "red", "Suspended": "dim", "Training": "cyan"}
 
 
@@ -93,7 +90,7 @@ def _progress_cell(status: Mapping[str, Any], *, with_bar: bool) -> RenderableTy
 def _problem_lines(jobs: Sequence[Job]) -> Iterator[Text]:
     for job in jobs:
         explained: set[str] = set()
-        for found in (each for each in notable_conditions(job) if each["type"] in _PROBLEMS):
+        for found in (each for each in notable_conditions(job) if each["type"] in PROBLEMS):
             about = referenced(found.get("message") or "")
             shown = found if about in explained else with_cause(job, found)
             explained.add(about)
@@ -178,13 +175,6 @@ def _best(best: Mapping[str, Any] | None) -> str:
     return f"{best['metric']} {best['value']:.4g} after step {best['step']}" if best else ""
 
 
-def phase(job: Job) -> str:
-    """The phase of a job or service, for display."""
-    if job["metadata"].get("deletionTimestamp"):
-        return "Deleting"
-    return status_of(job).get("phase") or "New"
-
-
 def metrics_line(status: Mapping[str, Any], now: float) -> str:
     """Loss, throughput and remaining time on one line, without unknown values."""
     rate, mfu = status.get("tokensPerSecond"), status.get("mfu")
@@ -203,44 +193,6 @@ def time_left(status: Mapping[str, Any], now: float) -> str:
     """Time until the expected end of training, for display; empty if unknown."""
     eta = unix_time(status.get("eta"))
     return duration(max(0.0, eta - now)) if eta is not None else ""
-
-
-def notable_conditions(job: Job) -> list[Mapping[str, Any]]:
-    """The conditions worth showing: problems, unfinished work and outcomes.
-
-    For an ended or suspended job, false conditions such as "not Training" are omitted. ClusterReady is shown while
-    fewer workers run than desired, because its message gives the reason. Equal messages are shown once.
-    """
-    is_idle = any(is_true(job, name) for name in ("Complete", "Failed", "Suspended"))
-    running, _, desired = (status_of(job).get("workers") or "").partition("/")
-    shown: dict[str, Mapping[str, Any]] = {}
-    for found in sorted(conditions_of(job), key=lambda found: found["type"] == "Stalled"):
-        is_short = found["type"] == "ClusterReady" and running != desired and not is_idle
-        if is_short or _is_notable(found, is_idle=is_idle):
-            shown.setdefault(found.get("message") or found["type"], found)
-    return list(shown.values())
-
-
-def _is_notable(found: Mapping[str, Any], *, is_idle: bool) -> bool:
-    name, status = found["type"], found["status"]
-    if name in _SUMMARIES or (name == "CheckpointHealthy" and status == "Unknown"):
-        return False
-    if name in _PROBLEMS:
-        return bool(status == "True")
-    if name in _OUTCOMES:
-        return bool(status != "False")
-    return bool(status != "True") and not is_idle
-
-
-def condition_heading(found: Mapping[str, Any]) -> str:
-    """A condition's type with its status: ``Stalled``, ``not ClusterReady``."""
-    prefix = {"True": "", "False": "not ", "Unknown": "not yet "}[found["status"]]
-    return f"{prefix}{found['type']}"
-
-
-def is_problem(found: Mapping[str, Any]) -> bool:
-    """Whether a condition may need the user's attention."""
-    return found["type"] in _PROBLEMS or (found["type"] not in _OUTCOMES and found["status"] == "False")
 
 
 def _bar(status: Mapping[str, Any], width: int) -> RenderableType:

@@ -13,17 +13,18 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from spotune.errors import UsageError
-from spotune_operator.cli.cluster.client import Cluster
-from spotune_operator.cli.cluster.jobs import get_job
-from spotune_operator.cli.cluster.pod_stream import PodHttpConnection
-from spotune_operator.cli.cluster.port_forward import port_forward
-from spotune_operator.cli.cluster.volume_pod import (
+from spotune_client.cluster.client import Cluster
+from spotune_client.cluster.jobs import get_job
+from spotune_client.cluster.pod_stream import PodHttpConnection
+from spotune_client.cluster.port_forward import port_forward
+from spotune_client.cluster.volume_pod import (
     Notify,
     container_state,
     job_directory,
     running_pod,
     volume_pod_manifest,
 )
+from spotune_operator.cli.head_template import head_template
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 
 PORT: Final = 6006
@@ -54,8 +55,16 @@ def tensorboard(cluster: Cluster, name: str, port: int, notify: Notify) -> Itera
     if not (job["spec"].get("tracking") or {}).get("tensorboard", True):
         raise UsageError(f"{name} does not write TensorBoard files: spec.tracking.tensorboard is false")
     # Listen on the pod's loopback interface only, so access requires permission to forward ports.
-    options = ["--logdir", f"{job_directory(job)}/logs/tensorboard", "--host", "127.0.0.1", "--port", str(PORT)]
-    manifest = volume_pod_manifest(job, "tensorboard", ["python", "-m", "tensorboard.main", *options], HOURS * 3600)
+    options = [
+        "--logdir",
+        f"{job_directory(job, head_template)}/logs/tensorboard",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(PORT),
+    ]
+    command = ["python", "-m", "tensorboard.main", *options]
+    manifest = volume_pod_manifest(job, "tensorboard", command, HOURS * 3600, head_template)
     with running_pod(cluster, manifest, notify) as pod:
         notify(f"waiting for TensorBoard in pod {pod}")
         _wait_until_ready(cluster, pod)

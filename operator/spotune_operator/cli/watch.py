@@ -12,25 +12,22 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from spotune.errors import JobError, UsageError
-from spotune_operator.cli.cluster.client import Cluster
-from spotune_operator.cli.cluster.jobs import (
+from spotune.crd.definition import FINETUNE_JOBS
+from spotune_client.cluster.client import Cluster
+from spotune_client.cluster.conditions import condition_heading, notable_conditions
+from spotune_client.cluster.jobs import (
     Job,
-    condition,
-    get_job,
     outcome,
+    phase,
     reason_and_message,
     status_of,
 )
+from spotune_client.waiting import polled, raise_if_failed
 from spotune_operator.cli.status import (
-    condition_heading,
     gpu_time,
     metrics_line,
-    notable_conditions,
     panel,
-    phase,
 )
-from spotune_operator.errors import KubernetesError, RefusedError
 
 POLL_SECONDS: Final = 2.0
 _LINE_EVERY_SECONDS: Final = 5.0
@@ -62,28 +59,12 @@ def watch_job(cluster: Cluster, name: str, view: View, wait: Callable[[float], N
         JobError: The job failed.
         KubernetesError: The API server does not answer the first request, or denies access.
     """
-    job = get_job(cluster, name)
-    api_is_down = False
     with view:
-        while True:
+        for job in polled(cluster, FINETUNE_JOBS, name, view.notify, wait):
             view.show(job)
-            if ended := outcome(job):
+            if outcome(job):
                 break
-            wait(POLL_SECONDS)
-            try:
-                job = get_job(cluster, name)
-                api_is_down = False
-            except RefusedError:
-                raise
-            except UsageError as error:
-                raise UsageError(f"{name} was deleted before it ended") from error
-            except KubernetesError as error:
-                if not api_is_down:
-                    view.notify(f"{error}; retrying")
-                api_is_down = True
-    if ended == "Failed":
-        found = condition(job, "Failed") or {}
-        raise JobError(f"{name} failed: {found.get('message') or 'no reason is given'}")
+    raise_if_failed(job)
     return job
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from spotune_operator.kube.timestamps import rfc3339, unix_time
+from spotune.units.timestamps import rfc3339, unix_time
 from spotune_operator.observe.nodes import PREFIX, NodeView
 from spotune_operator.settings import GPU_HEALING_STEPS, GpuHealing, Step
 

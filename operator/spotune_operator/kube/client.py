@@ -7,7 +7,6 @@ never changes: an apply removes fields that the operator no longer sets, and kee
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import aiohttp
 import kopf
 
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
+from spotune_operator.kube.json_as_yaml import as_yaml
 
 FIELD_MANAGER: Final = "spotune"
 _APPLY: Final = "application/apply-patch+yaml"
@@ -28,8 +28,6 @@ _PAGE: Final = 500
 _REQUEST_SECONDS: Final = 30.0
 _SILENCE_SECONDS: Final = 150.0
 """The API server sends a bookmark about every minute, so a watch without any event for longer is dead."""
-
-_SURROGATE_PAIR: Final = re.compile(r"\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
 
 Manifest = dict[str, Any]
 Login = Callable[[], kopf.ConnectionInfo]
@@ -176,7 +174,13 @@ class Kube:
             return None
 
     async def delete(
-        self, resource: Resource, namespace: str, name: str, uid: str, grace_seconds: int | None = None
+        self,
+        resource: Resource,
+        namespace: str,
+        name: str,
+        uid: str,
+        grace_seconds: int | None = None,
+        version: str = "",
     ) -> None:
         """Delete this object, and in the background what it owns; does nothing if it no longer exists.
 
@@ -186,8 +190,10 @@ class Kube:
             name: Its name.
             uid: Its uid: another object of the same name is left alone.
             grace_seconds: Grace period; 0 also removes a pod on a dead node. None: the pod's own.
+            version: Its ``resourceVersion``: a version that was changed since is left alone. Empty: any.
         """
-        options: Manifest = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
+        preconditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
+        options: Manifest = {"preconditions": preconditions, "propagationPolicy": "Background"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         try:
@@ -293,7 +299,7 @@ class Kube:
         assert self._session is not None, "the client is used within its context"
         text = json.dumps(body) if body is not None else None
         if text is not None and content_type == _APPLY:
-            text = _as_yaml(text)
+            text = as_yaml(text)
         headers = {"Content-Type": content_type or "application/json"}
         try:
             for is_retry in (False, True):
@@ -349,16 +355,6 @@ def _plural(path: str) -> str:
     if not parts:
         return root
     return parts[2] if parts[0] == "namespaces" and len(parts) > 2 else parts[0]
-
-
-def _as_yaml(text: str) -> str:
-    """JSON that is valid YAML, too: YAML does not accept the surrogate pairs in which JSON escapes some characters."""
-
-    def as_one_escape(pair: re.Match[str]) -> str:
-        high, low = int(pair[1], 16) - 0xD800, int(pair[2], 16) - 0xDC00
-        return f"\\U{0x10000 + (high << 10) + low:08x}"
-
-    return _SURROGATE_PAIR.sub(as_one_escape, text)
 
 
 def _error_of(status: int, message: str) -> KubernetesError:

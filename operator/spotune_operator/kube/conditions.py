@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from spotune.custom_resource import Condition
-from spotune_operator.kube.timestamps import rfc3339, unix_time
+from spotune.custom_resource.status import reference as reference
+from spotune.custom_resource.status import referenced as referenced
+from spotune.custom_resource.status import with_cause as with_cause
+from spotune.units.timestamps import rfc3339, unix_time
 
 ConditionStatus = Literal["True", "False", "Unknown"]
 
@@ -47,7 +50,6 @@ _WARNING_REASONS: Final = {("RolledOut", "RolledBack")}
 
 _MAX_REASON_LENGTH: Final = 1024
 _MAX_MESSAGE_LENGTH: Final = 32768
-_REFERENCE: Final = re.compile(r"see condition (\w+)\Z")
 
 
 @dataclass(frozen=True)
@@ -94,22 +96,6 @@ def _one_word(reason: str) -> str:
     """A valid reason of a ``metav1.Condition``; some reasons come from the kubelet, KubeRay and others."""
     word = re.sub(r"[^A-Za-z0-9_]", "", reason)[:_MAX_REASON_LENGTH]
     return word if word[:1].isalpha() else f"Reason{word}"
-
-
-def reference(name: str) -> str:
-    """The end of a message whose cause another condition holds."""
-    return f"see condition {name}"
-
-
-def referenced(message: str) -> str:
-    """The type of the condition that a message refers to; empty if it refers to none."""
-    found = _REFERENCE.search(message)
-    return found[1] if found else ""
-
-
-def with_cause(message: str, cause: str | None) -> str:
-    """A message with its reference replaced by the message of the condition it refers to; unchanged without one."""
-    return _REFERENCE.sub(lambda _: cause, message) if cause else message
 
 
 def find(conditions: Iterable[Condition], name: str) -> Condition | None:

@@ -7,9 +7,13 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel
 
+from spotune.job import FinetuneJobStatus
+from spotune.service import ModelServiceStatus
+from spotune.sweep import FinetuneSweepStatus
 from spotune_operator.errors import NotFoundError
 from spotune_operator.kube.client import EVENTS, Manifest, Resource
 from spotune_operator.kube.merge_patch import merge_patch
+from spotune_operator.kube.phase_change import OnPhaseChange, PhaseChange, ignore, reason_of
 
 
 class Server(Protocol):
@@ -41,7 +45,8 @@ class CachedObject(Protocol):
 
 
 Object = TypeVar("Object", bound=CachedObject)
-Status = TypeVar("Status", bound=BaseModel)
+PhasedStatus = FinetuneJobStatus | FinetuneSweepStatus | ModelServiceStatus
+Status = TypeVar("Status", bound=PhasedStatus)
 
 
 class StatusWriter(Generic[Object, Status]):
@@ -52,6 +57,7 @@ class StatusWriter(Generic[Object, Status]):
         resource: The kind.
         events: The ``v1.Event``s for an object whose status changes from the second argument to the third.
         written: Called with the object that the API server returned.
+        phase_changed: Called after a status with another phase was written.
     """
 
     def __init__(
@@ -60,11 +66,13 @@ class StatusWriter(Generic[Object, Status]):
         resource: Resource,
         events: Callable[[Object, Status, Status], Iterable[Manifest]],
         written: Callable[[Manifest], None],
+        phase_changed: OnPhaseChange = ignore,
     ) -> None:
         self._server = server
         self._resource = resource
         self._events = events
         self._written = written
+        self._phase_changed = phase_changed
 
     async def write(self, cached: Object, previous: Status, status: Status) -> bool:
         """Write a status that has changed, after the Events for its changes.
@@ -93,7 +101,28 @@ class StatusWriter(Generic[Object, Status]):
         except NotFoundError:
             return False
         self._written(written)
+        if "phase" in changes and content["phase"] != previous.phase:
+            self._phase_changed(_phase_change(self._resource, cached, previous.phase, status, written))
         return True
+
+
+def _phase_change(
+    resource: Resource, cached: CachedObject, previous: str, status: PhasedStatus, written: Manifest
+) -> PhaseChange:
+    namespace, name = cached.key
+    return PhaseChange(
+        kind=resource.kind,
+        namespace=namespace,
+        name=name,
+        uid=cached.uid,
+        version=str(written["metadata"]["resourceVersion"]),
+        previous=previous,
+        phase=status.phase,
+        message=reason_of(status.phase, status.conditions),
+        step=getattr(status, "step", None),
+        total_steps=getattr(status, "total_steps", None),
+        output=getattr(status, "output", ""),
+    )
 
 
 def _content(status: BaseModel) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from spotune.custom_resource import API_VERSION
 from spotune.job import KIND
+from spotune.units.timestamps import unix_time
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.kube.client import (
     CHILDREN,
@@ -23,7 +24,6 @@ from spotune_operator.kube.client import (
     Kube,
 )
 from spotune_operator.kube.reflector import Reflector
-from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.observe.job_services import JobService, job_service_view
 from spotune_operator.observe.nodes import NodeView, node_view
 from spotune_operator.observe.state import Child, JobKey, Pod, child_view, pod_view

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeVar
 
-from spotune_operator.kube.timestamps import unix_time
+from spotune.units.timestamps import unix_time
 from spotune_operator.providers import GPU_RESOURCE
 
 PREFIX: Final = "spotune.dev/"

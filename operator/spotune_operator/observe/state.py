@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from spotune_operator.children.resolved_job import JOB_LABEL
+from spotune.custom_resource.object_names import COMPONENT_LABEL as COMPONENT_LABEL
+from spotune.custom_resource.object_names import GROUP_LABEL as GROUP_LABEL
+from spotune.custom_resource.object_names import JOB_LABEL
+from spotune.custom_resource.pod_problems import PodProblem, pod_problem
+from spotune.units.timestamps import unix_time
 from spotune_operator.kube.digest import content_digest
-from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.kueue.names import cannot_be_admitted, is_held_back
 from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import NodeView
-from spotune_operator.observe.pod_problems import PodProblem, pod_problem
 from spotune_operator.observe.supervisor_status import PollResult
 from spotune_operator.providers import GPU_RESOURCE
 
@@ -23,8 +25,6 @@ PREFIX: Final = "spotune.dev/"
 """Prefix of the operator's annotations."""
 TEMPLATE_ANNOTATION: Final = f"{PREFIX}template"
 """Annotation of pods: a hash of the template that they were created from."""
-COMPONENT_LABEL: Final = "app.kubernetes.io/component"
-GROUP_LABEL: Final = "ray.io/group"
 
 JobKey = tuple[str, str]
 """Namespace and name of a job."""

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from spotune.custom_resource import Condition
 from spotune.job import FinetuneJobStatus, StragglerStatus, UnfitNodeStatus
+from spotune.units.timestamps import rfc3339
 from spotune_operator.kube.conditions import Finding, find
-from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.state import Pod
 from spotune_operator.observe.supervisor_status import ProgressResponse

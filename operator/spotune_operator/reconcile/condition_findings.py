@@ -27,9 +27,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from spotune.custom_resource.pod_problems import PodProblem
+from spotune.units.timestamps import unix_time
 from spotune_operator.kube.conditions import Finding, find, reference
-from spotune_operator.kube.timestamps import unix_time
-from spotune_operator.observe.pod_problems import PodProblem
 from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, CheckResponse, Freshness
 from spotune_operator.reconcile.desired_state import ClusterTarget, ReconcileContext
 from spotune_operator.reconcile.limits.cost import cost_finding

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from spotune.job import FinetuneJobStatus, TrainedStatus
+from spotune.units.timestamps import unix_time
 from spotune_operator.children.resolved_job import ResolvedJob
 from spotune_operator.errors import StorageClassError
 from spotune_operator.kube.conditions import updated
-from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.kueue.partial_admission import next_change
 from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
@@ -49,6 +49,7 @@ class Decision:
         delete_services: ModelServices to delete.
         give_notice: Workers to delete gracefully, so that they commit before the cloud reclaims their node.
         force_delete: Pods to delete without a grace period, because no kubelet will confirm their end.
+        expired: Whether the job itself is deleted, by ``ttlSecondsAfterFinished``.
         command: Command for the supervisor: ``stop`` (commit first) or ``start``; empty: none.
         status: The new status.
         requeue_after: Seconds until the next reconcile without an event; None: none is needed.
@@ -59,6 +60,7 @@ class Decision:
     delete_services: Sequence[JobService]
     give_notice: Sequence[Pod]
     force_delete: Sequence[Pod]
+    expired: bool
     command: Literal["stop", "start", ""]
     status: FinetuneJobStatus
     requeue_after: float | None
@@ -115,6 +117,7 @@ def decide(
         delete_services=services_to_delete(context),
         give_notice=_workers_to_notify(context),
         force_delete=stuck_pods(observed.pods, observed.nodes, now),
+        expired=context.expires_at is not None and now >= context.expires_at,
         command=_command(context),
         status=status.model_copy(update={"pinned": desired.pinned}),
         requeue_after=_requeue_after(context),
@@ -247,6 +250,8 @@ def _requeue_after(context: ReconcileContext) -> float | None:
     """Seconds until the decision changes by the passage of time alone; None if it does not."""
     now, settings, observed = context.now, context.settings, context.observed
     waits = [*_workers_may_change_in(context)]
+    if context.expires_at is not None:
+        waits.append(context.expires_at - now)
     if context.outcome is not None and context.target is not ClusterTarget.KEEP and "RayCluster" in observed.children:
         waits.append(context.cleanup_at - now)
     if any(pod.deleting_since is not None for pod in observed.pods):

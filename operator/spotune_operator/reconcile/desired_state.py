@@ -31,9 +31,9 @@ from typing import Final, Literal
 
 from spotune.job import DeadlineStatus, FinetuneJob, FinetuneJobStatus
 from spotune.pools.terms import Choice
+from spotune.units.timestamps import unix_time
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, WORKER_GROUP, Replicas
 from spotune_operator.kube.conditions import find, is_true, since
-from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.kueue.partial_admission import QueueRequest, next_request, withdrawn
 from spotune_operator.observe.state import Observed, Pod
 from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, Freshness, PollResult, ProgressResponse
@@ -249,9 +249,20 @@ class ReconcileContext:
     @property
     def cleanup_at(self) -> float:
         """Unix time at which the cluster of a job that has ended is deleted."""
+        return self._ended_at + self.job.spec.cleanup.after.seconds
+
+    @property
+    def expires_at(self) -> float | None:
+        """Unix time at which the job itself is deleted; None: never, or it has not ended."""
+        ttl = self.job.spec.ttl_seconds_after_finished
+        return None if ttl is None or self.outcome is None else self._ended_at + ttl
+
+    @property
+    def _ended_at(self) -> float:
+        """Unix time at which the job has ended: now, if this reconcile finds it."""
         name = "Complete" if self.outcome == "trained" else "Failed"
         ended = since(self.previous.conditions, name) if is_true(self.previous.conditions, name) else None
-        return (self.now if ended is None else ended) + self.job.spec.cleanup.after.seconds
+        return self.now if ended is None else ended
 
     # Prerequisites of workers, and their number
 

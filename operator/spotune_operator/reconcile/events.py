@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from spotune.custom_resource import API_VERSION, Condition
 from spotune.job import KIND, FinetuneJobStatus
+from spotune.units.timestamps import rfc3339
 from spotune_operator.kube.conditions import Finding, find, referenced, with_cause
 from spotune_operator.kube.digest import digest
-from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.caches import CachedJob
 
 _CAUSES: Final = {

@@ -29,7 +29,10 @@ _FIELDS_WITHOUT_PODS: Final[Mapping[str, frozenset[str]]] = {
 }
 """Fields that no pod template depends on: the trainer reads them from the job file, or the operator acts on them."""
 _SECTIONS_WITHOUT_PODS: Final = frozenset(
-    {"execution", "checkpoint", "retry", "deadline", "maxCost", "cleanup", "suspend", "output", "serving"}
+    {
+        *("execution", "checkpoint", "retry", "deadline", "maxCost", "cleanup", "suspend", "output", "serving"),
+        "ttlSecondsAfterFinished",
+    }
 )
 """Sections that no pod template depends on."""
 _POOL_FIELDS_WITHOUT_PODS: Final = ("price", "max", "after")

@@ -20,6 +20,7 @@ from spotune.job_file.yaml_file import Document
 from spotune_operator.errors import RefusedError
 from spotune_operator.kube.applier import ChildApplier
 from spotune_operator.kube.client import CHILDREN, JOBS, SERVICES, Kube, Manifest
+from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.pod_deletion import force_delete, give_notice
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.kueue.scaling import is_queued, scale_operations
@@ -48,6 +49,7 @@ class Reconciler:
         settings: The operator's.
         metrics: Counts reconciles by result.
         clock: Returns Unix time.
+        phase_changed: Called after a status with another phase was written.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Reconciler:
         settings: Settings,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
+        phase_changed: OnPhaseChange = ignore,
     ) -> None:
         self._kube = kube
         self._caches = caches
@@ -67,7 +70,11 @@ class Reconciler:
         self._clock = clock
         self._restarts = RestartMetrics(metrics, clock)
         self._status: StatusWriter[CachedJob, FinetuneJobStatus] = StatusWriter(
-            kube, JOBS, lambda job, previous, status: job_events(job, previous, status, clock()), self._written
+            kube,
+            JOBS,
+            lambda job, previous, status: job_events(job, previous, status, clock()),
+            self._written,
+            phase_changed,
         )
         self._desired = DesiredChildrenCache(must_keep=poller.is_polling)
         self._applier = ChildApplier(kube, caches.version_of)
@@ -106,11 +113,21 @@ class Reconciler:
         # pinned templates), also after a restart of the operator in the middle of this one.
         if not await self._write(job, previous, decision.status):
             return None
+        if decision.expired:
+            await self._delete_expired(job)
+            return None
         await self._execute(job, decision, observed)
         if self._refused.get(key, {}).keys() != observed.refused.keys():  # messages may differ each time
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
         self._metrics.passes.labels("ok").inc()
         return decision.requeue_after
+
+    async def _delete_expired(self, job: CachedJob) -> None:
+        """Delete a job by its ttl, unless it was changed since: a change may reopen it, and reconciles it again."""
+        newest = self._caches.job(job.key)
+        if newest is not None and newest.uid == job.uid and newest.generation == job.generation:
+            logger.info("deleting %s/%s: its ttlSecondsAfterFinished is over", *job.key)
+            await self._kube.delete(JOBS, *job.key, job.uid, version=str(newest.version))
 
     async def _write(self, job: CachedJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> bool:
         """Write a status that has changed; returns whether the job still exists."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from spotune.job import BestStatus, FinetuneJobStatus, LastCheckpointStatus, QueueStatus, RestartsStatus
+from spotune.units.timestamps import rfc3339
 from spotune_operator.kube.conditions import find, is_true
-from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.supervisor_status import ProgressResponse
 from spotune_operator.observe.unfit_nodes import node_fields
 from spotune_operator.reconcile.desired_state import ReconcileContext

@@ -45,6 +45,12 @@ class Metrics:
             buckets=_MINUTES,
             registry=self.registry,
         )
+        self.notifications = Counter(
+            "spotune_operator_notifications",
+            "Notifications by result: sent, retried or dropped.",
+            ["result"],
+            registry=self.registry,
+        )
         self.synced = Gauge("spotune_operator_synced", "1 once all caches are filled.", registry=self.registry)
 
     def count_phases(self, phases: Iterable[str]) -> None:
@@ -55,6 +61,10 @@ class Metrics:
         self.jobs.clear()
         for phase, count in counted.items():
             self.jobs.labels(phase or "New").set(count)
+
+    def count_notifications(self, result: str, number: int = 1) -> None:
+        """Count notifications by result: ``sent``, ``retried`` or ``dropped``."""
+        self.notifications.labels(result).inc(number)
 
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from spotune_operator.kube.client import Kube
+from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.observe.caches import Caches
 from spotune_operator.observe.state import JobKey
 from spotune_operator.runtime.metrics import Metrics
@@ -27,6 +28,7 @@ class ServiceController:
         settings: The operator's.
         metrics: Counts reconciles by result.
         clock: Returns Unix time.
+        phase_changed: Called after a status with another phase was written.
     """
 
     def __init__(
@@ -36,11 +38,12 @@ class ServiceController:
         settings: Settings,
         metrics: Metrics,
         clock: Callable[[], float] = time.time,
+        phase_changed: OnPhaseChange = ignore,
     ) -> None:
         self.workers = ReconcileWorkers("service", settings, metrics)
         self.caches = ServiceCaches(kube, settings, self.workers.enqueue)
         self.poller = GatewayPoller(settings, self.workers.enqueue, clock)
-        self._reconciler = ServiceReconciler(kube, self.caches, jobs, self.poller, settings, clock)
+        self._reconciler = ServiceReconciler(kube, self.caches, jobs, self.poller, settings, clock, phase_changed)
         self._metrics = metrics
 
     def job_changed(self, key: JobKey) -> None:

@@ -21,6 +21,7 @@ from spotune_operator.children.serving.groups import REPLICAS
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
 from spotune_operator.kube.client import RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
+from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.pod_deletion import force_delete, give_notice
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import CachedJob, Caches
@@ -45,6 +46,7 @@ class ServiceReconciler:
         poller: Traffic of the gateways.
         settings: The operator's.
         clock: Returns Unix time.
+        phase_changed: Called after a status with another phase was written.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class ServiceReconciler:
         poller: GatewayPoller,
         settings: Settings,
         clock: Callable[[], float] = time.time,
+        phase_changed: OnPhaseChange = ignore,
     ) -> None:
         self._kube = kube
         self._caches = caches
@@ -64,7 +67,7 @@ class ServiceReconciler:
         self._clock = clock
         self._applier = ChildApplier(kube, caches.version_of)
         self._status: StatusWriter[CachedService, ModelServiceStatus] = StatusWriter(
-            kube, SERVICES, self._events, caches.put_written
+            kube, SERVICES, self._events, caches.put_written, phase_changed
         )
         self._refused: dict[ServiceKey, dict[str, str]] = {}
 

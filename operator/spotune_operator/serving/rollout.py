@@ -27,10 +27,10 @@ from spotune.service import (
     ServedVersionStatus,
 )
 from spotune.service.spec import ModelServiceSpec
+from spotune.units.timestamps import rfc3339, unix_time
 from spotune_operator.children.serving.groups import replicas_at
 from spotune_operator.kube.conditions import Finding, find
 from spotune_operator.kube.digest import digest
-from spotune_operator.kube.timestamps import rfc3339, unix_time
 from spotune_operator.serving.comparison import compare_metric, describe, too_many_errors, too_slow
 from spotune_operator.serving.gateway_stats import Traffic
 from spotune_operator.serving.state import RayServiceState, last_line

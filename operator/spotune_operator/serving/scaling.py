@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spotune.custom_resource.pod_problems import PodProblem, pod_problem
 from spotune_operator.children.serving.groups import GroupSize, group_sizes
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL, ResolvedService
-from spotune_operator.observe.pod_problems import PodProblem, pod_problem
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from spotune.custom_resource.pod_problems import PodProblem, pod_problem
+from spotune.units.timestamps import unix_time
 from spotune_operator.children.serving.groups import GATEWAY, REPLICAS
 from spotune_operator.children.serving.network import CLUSTER_LABEL
 from spotune_operator.children.serving.ray_service import CLUSTER_ANNOTATION, SPEC_ANNOTATION
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL
 from spotune_operator.kube.applier import ChildKey
 from spotune_operator.kube.digest import content_digest
-from spotune_operator.kube.timestamps import unix_time
 from spotune_operator.observe.job_services import controller_uid
 from spotune_operator.observe.nodes import NodeView
-from spotune_operator.observe.pod_problems import PodProblem, pod_problem
 from spotune_operator.observe.state import COMPONENT_LABEL, GROUP_LABEL
 from spotune_operator.serving.gateway_stats import Traffic
 from spotune_operator.serving.scaling import RayClusterView, ReplicaPod

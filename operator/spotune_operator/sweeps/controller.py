@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from spotune_operator.kube.client import Kube
+from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.observe.caches import Caches
 from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.runtime.workers import ReconcileWorkers
@@ -25,14 +26,21 @@ class SweepController:
         settings: The operator's.
         metrics: Counts reconciles by result.
         clock: Returns Unix time.
+        phase_changed: Called after a status with another phase was written.
     """
 
     def __init__(
-        self, kube: Kube, jobs: Caches, settings: Settings, metrics: Metrics, clock: Callable[[], float] = time.time
+        self,
+        kube: Kube,
+        jobs: Caches,
+        settings: Settings,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.time,
+        phase_changed: OnPhaseChange = ignore,
     ) -> None:
         self.workers = ReconcileWorkers("sweep", settings, metrics)
         self.caches = SweepCaches(kube, settings, self.workers.enqueue)
-        self._reconciler = SweepReconciler(kube, self.caches, jobs, settings, clock)
+        self._reconciler = SweepReconciler(kube, self.caches, jobs, settings, clock, phase_changed)
         self._metrics = metrics
 
     async def run(self, jobs_listed: asyncio.Event) -> None:

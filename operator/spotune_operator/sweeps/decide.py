@@ -24,7 +24,7 @@ from typing import Any
 from spotune.job_file.trials import trial_job
 from spotune.sweep import BestTrialStatus, FinetuneSweep, FinetuneSweepStatus, TrialCountsStatus, TrialStatus
 from spotune_operator.children.trial import PRUNED_LABEL, SUSPENDED_ANNOTATION, trial_manifest
-from spotune_operator.kube.conditions import updated
+from spotune_operator.kube.conditions import since, updated
 from spotune_operator.settings import Settings
 from spotune_operator.sweeps.findings import (
     SweepContext,
@@ -60,12 +60,14 @@ class SweepDecision:
     Attributes:
         create: FinetuneJobs of trials to create; one that exists stays as it is.
         patch: Changes of FinetuneJobs.
+        expired: Whether the sweep itself is deleted, by ``ttlSecondsAfterFinished``.
         status: The new status.
         requeue_after: Seconds until the next reconcile without an event; None: none is needed.
     """
 
     create: Sequence[dict[str, Any]]
     patch: Sequence[TrialPatch]
+    expired: bool
     status: FinetuneSweepStatus
     requeue_after: float | None
 
@@ -106,12 +108,26 @@ def decide_sweep(
             "conditions": updated(previous.conditions, findings, generation, now),
         }
     )
+    expires_at = _expires_at(context, status)
+    waits = [settings.refused_seconds] if context.blocked else []
+    if expires_at is not None:
+        waits.append(max(0.0, expires_at - now) + 0.1)
     return SweepDecision(
         create=[] if sweep.spec.suspend else list(_missing(sweep, uid, trials, observed)),
         patch=list(_patches(sweep, trials, observed)),
+        expired=expires_at is not None and now >= expires_at,
         status=status,
-        requeue_after=settings.refused_seconds if context.blocked else None,
+        requeue_after=min(waits, default=None),
     )
+
+
+def _expires_at(context: SweepContext, status: FinetuneSweepStatus) -> float | None:
+    """Unix time at which the sweep is deleted; None: never, or it has not ended."""
+    ttl = context.sweep.spec.ttl_seconds_after_finished
+    if ttl is None or not context.has_ended:
+        return None
+    ended = since(status.conditions, "Failed" if context.has_failed else "Complete")
+    return None if ended is None else ended + ttl
 
 
 def stalled_sweep(previous: FinetuneSweepStatus, error: Exception, generation: int, now: float) -> FinetuneSweepStatus:

@@ -18,6 +18,7 @@ from spotune.job_file.yaml_file import Document
 from spotune.sweep import FinetuneSweep, FinetuneSweepStatus
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.client import JOBS, SWEEPS, Kube
+from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import Caches
 from spotune_operator.settings import Settings
@@ -38,6 +39,7 @@ class SweepReconciler:
         jobs: All FinetuneJobs.
         settings: The operator's.
         clock: Returns Unix time.
+        phase_changed: Called after a status with another phase was written.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class SweepReconciler:
         jobs: Caches,
         settings: Settings,
         clock: Callable[[], float] = time.time,
+        phase_changed: OnPhaseChange = ignore,
     ) -> None:
         self._kube = kube
         self._caches = caches
@@ -54,7 +57,11 @@ class SweepReconciler:
         self._settings = settings
         self._clock = clock
         self._status: StatusWriter[CachedSweep, FinetuneSweepStatus] = StatusWriter(
-            kube, SWEEPS, lambda sweep, previous, status: sweep_events(sweep, previous, status, clock()), self._written
+            kube,
+            SWEEPS,
+            lambda sweep, previous, status: sweep_events(sweep, previous, status, clock()),
+            self._written,
+            phase_changed,
         )
         self._created: dict[SweepKey, set[str]] = {}
         self._refused: dict[SweepKey, dict[str, str]] = {}
@@ -91,6 +98,12 @@ class SweepReconciler:
         )
         # The status first: it records the parameters of the trials that are created next.
         if not await self._status.write(cached, previous, decision.status):
+            return None
+        newest = self._caches.sweep(key)
+        if decision.expired:
+            if newest is not None and newest.uid == cached.uid and newest.generation == cached.generation:
+                logger.info("deleting sweep %s/%s: its ttlSecondsAfterFinished is over", *key)
+                await self._kube.delete(SWEEPS, *key, cached.uid, version=str(newest.version))
             return None
         await self._execute(key, decision)
         if self._refused.get(key, {}).keys() != observed.refused.keys():

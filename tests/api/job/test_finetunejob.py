@@ -83,6 +83,7 @@ def test_the_full_example_names_every_field_there_is(tmp_path: Path) -> None:
     exempt |= {f"job.spec.training.{field}" for field in user_code}
     exempt |= {"job.spec.workers.resources.requests", "job.spec.head.resources.limits"}
     exempt |= {"job.spec.serving.resources.requests", "job.spec.serving.gateway.resources.limits"}
+    exempt |= {"job.spec.ttl_seconds_after_finished"}  # not beside serving
     assert set(unset(load_job(file), "job")) == exempt
 
 
@@ -264,6 +265,7 @@ def test_the_service_of_a_job_is_called_like_the_job_unless_it_has_a_name() -> N
         ({"serving": {"name": "sql", "adapters": [{"name": "sql", "finetuneJob": "a"}]}}, "model's own id 'sql'"),
         ({"serving": {"capacity": "mixed", "onDemandBase": 2}}, "more than replicas.max"),
         ({"serving": {"model": {"finetuneJob": "other"}}}, "model"),
+        ({"serving": {}, "ttlSecondsAfterFinished": 60}, "would delete the ModelService of spec.serving"),
         ({"serving": {}, "adapter": {"lora": {}}, "output": {"mergeAdapter": False}}, "without its base model"),
     ],
 )

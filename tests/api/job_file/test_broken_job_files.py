@@ -14,7 +14,7 @@ FIELDS_OF_WORKERS = (
 )
 SECTIONS = (
     "model, adapter, dataset, training, execution, checkpoint, tracking, output, workers, head, storage, cluster, "
-    "retry, deadline, maxCost, suspend, cleanup, serving"
+    "retry, deadline, maxCost, suspend, cleanup, ttlSecondsAfterFinished, serving"
 )
 NOT_A_MAPPING = "not a mapping with apiVersion, kind, metadata and spec"
 

@@ -273,6 +273,15 @@ WRONG_COMBINATIONS = [
         ":17: spec.template.spec.suspend: is set by the sweep: use spec.suspend",
     ),
     (
+        "template with a ttl",
+        "      training:",
+        "      ttlSecondsAfterFinished: 60\n      training:",
+        (
+            ":17: spec.template.spec.ttlSecondsAfterFinished: could delete a trial before the sweep has its "
+            "result: use spec.ttlSecondsAfterFinished"
+        ),
+    ),
+    (
         "served template",
         "      training:",
         "      serving: {}\n      training:",

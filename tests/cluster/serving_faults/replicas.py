@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from spotune_operator.children.pod_template.ray_pods import WORKER_CONTAINER
+from spotune.custom_resource.object_names import WORKER_CONTAINER
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.containers import kill_container
 from tests.cluster.serving_faults.harness import ServingHarness

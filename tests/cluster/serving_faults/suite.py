@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from spotune_operator.children.pod_template.ray_pods import WORKER_CONTAINER
+from spotune.custom_resource.object_names import WORKER_CONTAINER
 from spotune_testcluster.providers import Provider
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from spotune_testcluster.settings import NodeSettings

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from spotune_operator.cli.status import notable_conditions, panel, table, time_left
+from spotune_client.cluster.conditions import notable_conditions
+from spotune_operator.cli.status import panel, table, time_left
 from tests.operator.support.objects import NOW, ago, condition, finetune_job, training_job
 
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from spotune_operator.cli.cluster.jobs import outcome
+from spotune_client.cluster.jobs import outcome
 from spotune_operator.cli.watch import JsonView, LiveView, PlainView, completion_message
 from tests.operator.support.objects import NOW, condition, finetune_job, training_job
 

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from spotune.custom_resource import Condition
+from spotune.units.timestamps import rfc3339, unix_time
 from spotune_operator.kube.conditions import (
     ORDER,
     Finding,
@@ -18,7 +19,6 @@ from spotune_operator.kube.conditions import (
     updated,
     with_cause,
 )
-from spotune_operator.kube.timestamps import rfc3339, unix_time
 
 NOW = 1_800_000_000.0
 

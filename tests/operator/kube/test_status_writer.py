@@ -12,6 +12,7 @@ import pytest
 from spotune.service import ModelServiceStatus
 from spotune_operator.errors import KubernetesError, NotFoundError
 from spotune_operator.kube.client import SERVICES, Resource
+from spotune_operator.kube.phase_change import PhaseChange
 from spotune_operator.kube.status_writer import StatusWriter
 
 BEFORE = ModelServiceStatus(phase="Deploying", ready_replicas=0, url="http://a")
@@ -50,7 +51,7 @@ class FakeServer:
         self.requests.append((f"PATCH {resource.path(namespace, name, subresource)}", changes))
         if self.error is not None:
             raise self.error
-        return {"written": True}
+        return {"metadata": {"resourceVersion": "7"}}
 
     async def create(self, resource: Resource, manifest: dict[str, Any]) -> bool:
         self.requests.append((f"POST {resource.plural}", manifest))
@@ -63,9 +64,10 @@ class Bench:
 
     server: FakeServer = field(default_factory=FakeServer)
     written: list[Any] = field(default_factory=list)
+    changes: list[PhaseChange] = field(default_factory=list)
 
     def write(self, cached: Cached, previous: ModelServiceStatus, status: ModelServiceStatus) -> bool:
-        writer = StatusWriter(self.server, SERVICES, self._events, self.written.append)
+        writer = StatusWriter(self.server, SERVICES, self._events, self.written.append, self.changes.append)
         return asyncio.run(writer.write(cached, previous, status))
 
     def _events(
@@ -84,7 +86,7 @@ def test_changed_fields_are_written_after_the_events() -> None:
             {"metadata": {"uid": "u1"}, "status": {"phase": "Serving", "readyReplicas": 1}},
         ),
     ]
-    assert bench.written == [{"written": True}]
+    assert bench.written == [{"metadata": {"resourceVersion": "7"}}]
 
 
 def test_unchanged_status_is_not_written() -> None:
@@ -113,3 +115,15 @@ def test_other_errors_of_the_api_server_are_raised() -> None:
     with pytest.raises(KubernetesError, match="etcd leader changed"):
         bench.write(Cached(content_of(BEFORE)), BEFORE, AFTER)
     assert bench.written == []
+
+
+def test_a_change_of_the_phase_is_told_once_it_is_written() -> None:
+    bench = Bench()
+    assert bench.write(Cached(content_of(BEFORE)), BEFORE, AFTER)
+    [change] = bench.changes
+    assert (change.kind, change.previous, change.phase, change.version) == ("ModelService", "Deploying", "Serving", "7")
+    gone = Bench(FakeServer(error=NotFoundError("not found", 404)))
+    gone.write(Cached(content_of(BEFORE)), BEFORE, AFTER)
+    same = AFTER.model_copy(update={"phase": BEFORE.phase})
+    bench.write(Cached(content_of(BEFORE)), BEFORE, same)
+    assert (len(bench.changes), gone.changes) == (1, [])

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotune_operator.observe.pod_problems import PodProblem
+from spotune.custom_resource.pod_problems import PodProblem
 from spotune_operator.settings import Settings
 from tests.operator.support.scenarios import (
     SETTINGS,

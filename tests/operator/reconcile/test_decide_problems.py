@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from spotune.custom_resource.pod_problems import PodProblem
 from spotune.job import FinetuneJobStatus
 from spotune_operator.errors import ProviderError, StalledError, StorageClassError
 from spotune_operator.observe.nodes import NodeView
-from spotune_operator.observe.pod_problems import PodProblem
 from spotune_operator.observe.state import Observed
 from spotune_operator.reconcile.decide import decide, stalled
 from spotune_operator.reconcile.desired_children import render

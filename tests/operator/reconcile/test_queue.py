@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotune.job import QueueStatus
-from spotune_operator.kube.timestamps import rfc3339
+from spotune.units.timestamps import rfc3339
 from spotune_operator.kueue.partial_admission import PATIENCE_SECONDS
 from tests.operator.support.scenarios import NOW, Scenario, a_cluster_job, cluster_of, replicas, training_scenario
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from spotune.custom_resource.pod_problems import PodProblem
 from spotune.service import ModelServiceStatus
 from spotune_operator.children.serving import pods
 from spotune_operator.errors import ProviderError
 from spotune_operator.observe.nodes import NodeView
-from spotune_operator.observe.pod_problems import PodProblem
 from spotune_operator.serving.decide import stalled_service
 from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
 from spotune_operator.serving.state import ServiceChild, ServicePod, TrainedModel

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotune_operator.kube.timestamps import unix_time
+from spotune.units.timestamps import unix_time
 from spotune_operator.serving.scaling import WorkerGroup, ray_cluster_view
 from spotune_operator.serving.state import (
     ApplicationState,

@@ -3,9 +3,9 @@
 import json
 from typing import Any
 
+from spotune.units.timestamps import rfc3339
 from spotune_operator.children.raycluster import Replicas, ray_cluster
 from spotune_operator.children.resolved_job import ResolvedJob, resolve
-from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.providers import AKS
 from tests.api.support.job_files import a_job
 

@@ -6,9 +6,6 @@ from typing import Any, Final
 from spotune_operator.children.pod_template.environment import CACHE, default_environment
 from spotune_operator.providers import Capacity, Provider
 
-HEAD_CONTAINER: Final = "ray-head"
-WORKER_CONTAINER: Final = "ray-worker"
-
 HEAD_GRACE_SECONDS: Final = 5
 """Nothing on the head of a service needs a long grace period, and a lost head is replaced only once it is gone."""
 ON_DEMAND_GRACE_SECONDS: Final = 120

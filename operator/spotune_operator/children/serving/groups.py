@@ -3,16 +3,12 @@
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
+from spotune.custom_resource.object_names import GATEWAY as GATEWAY
+from spotune.custom_resource.object_names import REPLICAS as REPLICAS
 from spotune.service import ReplicasSpec
 from spotune_operator.children.serving.resolved_service import ResolvedService
 from spotune_operator.providers import Capacity
-
-GATEWAY: Final = "gateway"
-"""Name of the worker group of the gateway, and of its component."""
-REPLICAS: Final = "replicas"
-"""Component of all pods with replicas; their groups have the names of the capacity types."""
 
 
 @dataclass(frozen=True)

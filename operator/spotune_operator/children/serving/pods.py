@@ -7,16 +7,15 @@ continues their requests elsewhere. The head runs Ray's control plane alone: it 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from spotune.custom_resource.object_names import GATEWAY, HEAD_COMPONENT, HEAD_CONTAINER, REPLICAS, WORKER_CONTAINER
 from spotune.custom_resource.pods import ResourcesSpec
 from spotune_operator.children.pod_template.environment import CACHE, default_environment, secret_variable, variables
 from spotune_operator.children.pod_template.layers import Pod, PodSection, container_resources, merged_template
 from spotune_operator.children.pod_template.ray_pods import (
     CONTAINER_SECURITY,
-    HEAD_CONTAINER,
     HEAD_GRACE_SECONDS,
     HEAD_LOSS,
     ON_DEMAND_GRACE_SECONDS,
-    WORKER_CONTAINER,
     WORKER_LOSS,
     default_container,
     default_pod_spec,
@@ -34,13 +33,11 @@ from spotune_operator.children.pod_template.resources import (
     worker_defaults,
 )
 from spotune_operator.children.ports import DASHBOARD, GCS, METRICS, SERVE, Port
-from spotune_operator.children.serving.groups import GATEWAY, REPLICAS
 from spotune_operator.children.serving.resolved_service import MODELS, ResolvedService
 from spotune_operator.children.serving.serve_config import API_KEYS_FILE, API_KEYS_FOLDER, arguments_digest
 from spotune_operator.kube.digest import digest
 from spotune_operator.providers import Capacity
 
-HEAD_COMPONENT: Final = "head"
 ARGUMENTS_ANNOTATION: Final = "spotune.dev/serve-arguments"
 """Digest of the arguments of the gateway's Ray Serve application."""
 

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import PurePosixPath
 from typing import Final, Self
 
+from spotune.custom_resource.object_names import SERVICE_LABEL as SERVICE_LABEL
 from spotune.service import SERVICE_KIND, ModelService, PinnedServiceStatus, ReplicasSpec
 from spotune_operator.children.owner import Owner
 from spotune_operator.children.resolved_job import RAY_VERSION
@@ -19,8 +20,6 @@ from spotune_operator.settings import OPERATOR_NAMESPACE
 
 _STEP: Final = re.compile(r".+-step-(\d+)")
 
-SERVICE_LABEL: Final = "spotune.dev/service"
-"""Label of all objects of a service; its value is the name of the service."""
 MODELS: Final = PurePosixPath("/models")
 """Folder of the pods that holds the mounted claims, each under its name."""
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from spotune.crd.definition import GROUP, MODEL_SERVICES, VERSION
-from spotune_operator.cli.cluster.client import Cluster, Manifest
-from spotune_operator.cli.cluster.resources import list_objects
-from spotune_operator.cli.cluster.volume_pod import Notify
+from spotune_client.cluster.client import Cluster, Manifest
+from spotune_client.cluster.resources import list_objects
+from spotune_client.cluster.volume_pod import Notify
 from spotune_operator.cli.doctor import control_plane
 from spotune_operator.cli.doctor.check import Check, Forbidden, failed, warning
 from spotune_operator.cli.doctor.gpus import gpus

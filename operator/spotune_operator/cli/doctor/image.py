@@ -6,10 +6,10 @@ import secrets
 import time
 from typing import Any, Final
 
-from spotune_operator.cli.cluster.client import Cluster, Manifest
-from spotune_operator.cli.cluster.volume_pod import Notify, container_state, deleted_on_exit
+from spotune.custom_resource.pod_problems import pod_problem
+from spotune_client.cluster.client import Cluster, Manifest
+from spotune_client.cluster.volume_pod import Notify, container_state, deleted_on_exit
 from spotune_operator.cli.doctor.check import Check, failed, passed
-from spotune_operator.observe.pod_problems import pod_problem
 
 _CONTAINER: Final = "true"
 _SECONDS: Final = 600.0

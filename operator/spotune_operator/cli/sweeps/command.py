@@ -10,7 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
-from spotune_operator.cli.cluster.options import Context, Kubeconfig, Namespace, Output
+from spotune_operator.cli.options import Context, Kubeconfig, Namespace, Output
 
 _WIDE: Final = 240
 
@@ -34,10 +34,11 @@ def sweep(
     from rich.console import Console
 
     from spotune.crd.definition import FINETUNE_SWEEPS
-    from spotune_operator.cli.cluster.kubeconfig import ClusterOptions, open_cluster
-    from spotune_operator.cli.cluster.resources import get_object
-    from spotune_operator.cli.sweeps.page import page
-    from spotune_operator.cli.sweeps.table import as_json, table
+    from spotune_client.cluster.kubeconfig import ClusterOptions, open_cluster
+    from spotune_client.cluster.resources import get_object
+    from spotune_client.sweeps.page import page
+    from spotune_client.sweeps.trials import as_json
+    from spotune_operator.cli.sweeps.table import table
 
     cluster = open_cluster(ClusterOptions(namespace, kubeconfig, context))
     found = get_object(cluster, FINETUNE_SWEEPS, name)

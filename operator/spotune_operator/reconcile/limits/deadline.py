@@ -16,10 +16,10 @@ from spotune.deadline.terms import Choice, Decision, Market, Outlook, Situation,
 from spotune.formatting import duration
 from spotune.job import DeadlineStatus, FinetuneJob, FinetuneJobStatus
 from spotune.job_file.deadlines import DEADLINE_FIELD, deadline_problems
+from spotune.units.timestamps import rfc3339
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, Replicas
 from spotune_operator.errors import StalledError
 from spotune_operator.kube.conditions import Finding
-from spotune_operator.kube.timestamps import rfc3339
 from spotune_operator.observe.state import Pod
 from spotune_operator.observe.supervisor_status import ProgressResponse
 from spotune_operator.settings import Settings

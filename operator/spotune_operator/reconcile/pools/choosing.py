@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from spotune.job import FinetuneJob, FinetuneJobStatus, PoolStatus, WorkersSpec, cheapest_first
 from spotune.pools.choice import choose
 from spotune.pools.terms import Choice, Pool, PoolMemory, Wish, Worker
+from spotune.units.timestamps import rfc3339, unix_time
 from spotune_operator.children.raycluster import Replicas
-from spotune_operator.kube.timestamps import rfc3339, unix_time
 from spotune_operator.observe.state import Pod
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from spotune.job import CostStatus, FinetuneJobStatus, GpuSecondsStatus, PoolSpec, WorkersSpec
 from spotune.pools.terms import Choice
 from spotune.units.money import Price
+from spotune.units.timestamps import rfc3339, unix_time
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP
-from spotune_operator.kube.timestamps import rfc3339, unix_time
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.state import Observed, Pod
 from spotune_operator.prices import NodePrice, find_price

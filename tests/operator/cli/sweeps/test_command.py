@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from spotune_operator.cli.sweeps.page import page
-from spotune_operator.cli.sweeps.table import as_json, sorted_trials, table
+from spotune_client.sweeps.page import page
+from spotune_client.sweeps.trials import as_json, sorted_trials
+from spotune_operator.cli.sweeps.table import table
 from tests.api.support.sweep_files import a_sweep
+from tests.client.support.api_server import serving_cluster
 from tests.command_line import run_spotune
 from tests.operator.cli.test_status import rendered
-from tests.operator.support.cli_server import serving_cluster
 from tests.operator.sweeps.scenario import GRID, NOW, SweepScenario
 
 SWEEPS = "/apis/spotune.dev/v1alpha1/namespaces/team/finetunesweeps"

@@ -1,0 +1,174 @@
+"""A small client of the Kubernetes API: JSON objects in and out, and errors with messages for users."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import urllib3
+from kubernetes.client import ApiClient
+
+from spotune_client.cluster.api_errors import error_from_response, unreachable_error
+from spotune_client.cluster.pod_stream import PodConnection, open_connection
+
+Manifest = dict[str, Any]
+
+_CONNECT_SECONDS: Final = 10.0
+_RESPONSE_SECONDS: Final = 60.0
+_PAGE: Final = 500
+_JSON: Final = "application/json"
+_MERGE: Final = "application/merge-patch+json"
+_APPLY: Final = "application/apply-patch+yaml"
+_FIELD_MANAGER: Final = "spotune-client"
+
+
+class Cluster:
+    """An API server, and the namespace that commands act on.
+
+    Args:
+        client: The Kubernetes library's client, with server and credentials.
+        namespace: Namespace of the jobs.
+    """
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        self._client = client
+        self.namespace = namespace
+
+    def in_namespace(self, namespace: str) -> Cluster:
+        """The same cluster, with another namespace to act on."""
+        return Cluster(self._client, namespace) if namespace != self.namespace else self
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._client.rest_client.pool_manager.clear()
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return str(self._client.configuration.host)
+
+    def path(self, resource: str, name: str = "", group_version: str = "v1") -> str:
+        """URL path of a resource collection in the namespace, or of one object in it."""
+        root = "/api" if "/" not in group_version else "/apis"
+        parts = (group_version, "namespaces", self.namespace, resource, *filter(None, [name]))
+        return "/".join((root, *(quote(part) for part in parts)))
+
+    def get(self, path: str, **parameters: str) -> Manifest:
+        """Get an object.
+
+        Raises:
+            NotFoundError: The object or its kind does not exist.
+            RefusedError: The user may not read it.
+            KubernetesError: The API server does not answer.
+        """
+        return self._json("GET", path, parameters)
+
+    def items(self, path: str, **parameters: str) -> list[Manifest]:
+        """List all objects of a collection, page by page; raises as ``get`` does."""
+        found: list[Manifest] = []
+        query = {"limit": str(_PAGE), **parameters}
+        while True:
+            page = self._json("GET", path, query)
+            found += page["items"]
+            following = page["metadata"].get("continue")
+            if not following:
+                return found
+            query["continue"] = following
+
+    def create(self, path: str, manifest: Manifest) -> Manifest:
+        """Create an object; raises as ``get`` does."""
+        return self._json("POST", path, {}, manifest)
+
+    def patch(self, path: str, changes: Manifest) -> Manifest:
+        """Apply a JSON merge patch to an object; raises as ``get`` does."""
+        return self._json("PATCH", path, {}, changes, _MERGE)
+
+    def apply(self, path: str, manifest: Manifest, *, force: bool = False) -> Manifest:
+        """Apply an object on the server side: it is created, or gets these fields.
+
+        Args:
+            path: Path of the object.
+            manifest: The object, with the fields to own.
+            force: Take over fields that others have set to other values.
+
+        Raises:
+            RefusedError: Another owner has set a field to another value, or the object is invalid.
+        """
+        parameters = {"fieldManager": _FIELD_MANAGER, **({"force": "true"} if force else {})}
+        return self._json("PATCH", path, parameters, manifest, _APPLY)
+
+    def delete(self, path: str, grace_seconds: int | None = None) -> None:
+        """Delete an object, and in the background what it owns; raises as ``get`` does."""
+        grace = {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
+        self._json("DELETE", path, {}, {**grace, "propagationPolicy": "Background"})
+
+    def lines(self, path: str, **parameters: str) -> Iterator[str]:
+        """Yield the lines of a streamed text, such as a container's log, until it ends; raises as ``get`` does."""
+        response = self._request("GET", path, parameters, None, _JSON, read_seconds=None)
+        remainder = b""
+        try:
+            for chunk in response.stream():
+                *whole, remainder = (remainder + chunk).split(b"\n")
+                yield from (line.decode(errors="replace") for line in whole)
+        except urllib3.exceptions.HTTPError as error:
+            raise unreachable_error(self.server, error) from error
+        finally:
+            response.close()
+        if remainder:
+            yield remainder.decode(errors="replace")
+
+    def connect(self, pod: str, port: int) -> PodConnection:
+        """Open a connection to a port of a pod, through the API server.
+
+        Raises:
+            RefusedError: The user may not forward ports.
+            KubernetesError: The pod does not exist, or does not listen on the port.
+        """
+        url = f"{self.server}{self.path('pods', pod)}/portforward"
+        return open_connection(self._client.configuration, url, port, self.authorization())
+
+    def authorization(self) -> dict[str, str]:
+        """The authorization header, with a refreshed token if tokens expire; empty with a client certificate."""
+        headers: dict[str, str] = {}
+        self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+        return headers
+
+    def _json(
+        self, method: str, path: str, parameters: Mapping[str, str], body: Manifest | None = None, kind: str = _JSON
+    ) -> Manifest:
+        response = self._request(method, path, parameters, body, kind, read_seconds=_RESPONSE_SECONDS)
+        try:
+            found: Manifest = json.loads(response.read())
+        except urllib3.exceptions.HTTPError as error:
+            raise unreachable_error(self.server, error) from error
+        return found
+
+    def _request(
+        self,
+        method: str,
+        path: str,
+        parameters: Mapping[str, str],
+        body: Manifest | None,
+        kind: str,
+        read_seconds: float | None,
+    ) -> urllib3.BaseHTTPResponse:
+        """Send a request and return its response with unread content; raise if it is not a success."""
+        headers = {"Accept": _JSON, "Content-Type": kind, "User-Agent": "spotune", **self.authorization()}
+        url = f"{self.server}{path}" + (f"?{urlencode(parameters)}" if parameters else "")
+        text = json.dumps(body).encode() if body is not None else None
+        try:
+            response = self._client.rest_client.pool_manager.request(
+                method,
+                url,
+                body=text,
+                headers=headers,
+                timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=read_seconds),
+                preload_content=False,
+            )
+            if response.status < 400:
+                return response
+            raise error_from_response(response.status, response.read().decode(errors="replace"), self.server)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise unreachable_error(self.server, error) from error

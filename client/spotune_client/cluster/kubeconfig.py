@@ -1,0 +1,141 @@
+"""Creates a client from a kubeconfig: server, credentials and namespace, with the same rules as kubectl."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+
+import yaml
+from kubernetes.client import ApiClient, Configuration
+from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+
+from spotune.errors import KubernetesError, UsageError
+from spotune_client.cluster.client import Cluster
+
+_SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """The command-line options that select a cluster. Empty values get kubectl's defaults.
+
+    Attributes:
+        namespace: Namespace of the jobs.
+        kubeconfig: File to read instead of ``$KUBECONFIG`` and ``~/.kube/config``.
+        context: Context in the kubeconfig.
+    """
+
+    namespace: str = ""
+    kubeconfig: Path | None = None
+    context: str = ""
+
+
+def open_cluster(target: ClusterOptions) -> Cluster:
+    """Create a client for the selected cluster, without sending a request yet.
+
+    Raises:
+        UsageError: There is no kubeconfig, or it does not contain the context.
+        KubernetesError: The kubeconfig's credential plugin fails.
+    """
+    files = _kubeconfigs(target.kubeconfig)
+    # No retries: urllib3 prints a line for each, and callers that wait retry themselves.
+    configuration = Configuration(retries=False)
+    if not files:
+        namespace = _log_in_as_pod(configuration, target)
+    else:
+        namespace = _log_in(configuration, files, target.context)
+    return Cluster(ApiClient(configuration), target.namespace or namespace)
+
+
+def _kubeconfigs(given: Path | None) -> list[Path]:
+    """The existing kubeconfig files: the given one, or those of ``$KUBECONFIG`` or the default.
+
+    Raises:
+        UsageError: The given file does not exist.
+    """
+    if given is not None:
+        if not given.is_file():
+            raise UsageError(f"--kubeconfig {given}: the file does not exist")
+        return [given]
+    named = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
+    return [Path(file) for file in named.split(os.pathsep) if file and Path(file).is_file()]
+
+
+def _log_in_as_pod(configuration: Configuration, target: ClusterOptions) -> str:
+    """Use the service account of the pod that this process runs in, and return the pod's namespace."""
+    try:
+        load_incluster_config(client_configuration=configuration)
+        namespace = _SERVICE_ACCOUNT.read_text(encoding="utf-8").strip()
+    except (ConfigException, OSError) as error:
+        raise UsageError(
+            "there is no kubeconfig: neither $KUBECONFIG nor ~/.kube/config is an existing file, and this is not a "
+            "pod. Use --kubeconfig FILE, or create one with `az aks get-credentials`, `gcloud container clusters "
+            "get-credentials` or `aws eks update-kubeconfig`"
+        ) from error
+    if target.context:
+        raise UsageError(f"--context {target.context}: there is no kubeconfig to find it in")
+    return namespace
+
+
+def _log_in(configuration: Configuration, files: Sequence[Path], context: str) -> str:
+    """Use the credentials of the kubeconfigs, and return the context's namespace."""
+    joined = os.pathsep.join(map(str, files))
+    try:
+        chosen, namespace = _choose(files, context)
+        with _logged_errors() as errors:
+            load_kube_config(joined, context=chosen, client_configuration=configuration, persist_config=False)
+    except (ConfigException, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        raise UsageError(f"{joined} is not a valid kubeconfig: {_one_line(error)}") from error
+    if errors:
+        raise KubernetesError(f"context {chosen}: the credential plugin of {joined} failed: {'; '.join(errors)}")
+    return namespace
+
+
+def _choose(files: Sequence[Path], name: str) -> tuple[str, str]:
+    """The context and its namespace. Files are merged as by kubectl: the first definition wins.
+
+    Raises:
+        UsageError: The context does not exist, or none is selected.
+    """
+    found: dict[str, str] = {}
+    current = ""
+    for file in files:
+        content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        current = current or content.get("current-context") or ""
+        for context in content.get("contexts") or ():
+            found.setdefault(context["name"], context["context"].get("namespace") or "default")
+    names, where = ", ".join(found) or "none", os.pathsep.join(map(str, files))
+    if not (name or current):
+        raise UsageError(f"{where} has no current context: use --context; available: {names}")
+    chosen = name or current
+    if chosen not in found:
+        near = get_close_matches(chosen, found, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"available: {names}"
+        raise UsageError(f"--context {chosen}: {where} does not contain this context; {hint}")
+    return chosen, found[chosen]
+
+
+@contextmanager
+def _logged_errors() -> Iterator[list[str]]:
+    """Collect the library's error logs: it reports a failed credential plugin only there."""
+    found: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(" ".join(record.getMessage().split()))
+
+    collector = Collector(logging.ERROR)
+    logging.getLogger().addHandler(collector)
+    try:
+        yield found
+    finally:
+        logging.getLogger().removeHandler(collector)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

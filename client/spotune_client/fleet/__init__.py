@@ -1,0 +1,1 @@
+"""All jobs of a cluster by team: GPU hours, cost, goodput and waste."""

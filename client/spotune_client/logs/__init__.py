@@ -1,0 +1,1 @@
+"""The logs of jobs and services."""

@@ -1,0 +1,1 @@
+"""Sweeps: their trials, and the page that compares these."""

@@ -1,0 +1,1 @@
+"""Notifications: changes of phases, sent to webhooks."""

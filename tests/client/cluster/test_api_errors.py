@@ -1,0 +1,61 @@
+"""Errors of the API server become messages that say what to do."""
+
+import json
+import ssl
+
+import pytest
+
+from spotune.errors import InfrastructureError, KubernetesError, NotFoundError, RefusedError
+from spotune_client.cluster.api_errors import error_from_response, status_message, unreachable_error
+
+SERVER = "https://10.0.0.1:6443"
+FORBIDDEN = (
+    'finetunejobs.spotune.dev is forbidden: User "ana" cannot list resource "finetunejobs" in API group "spotune.dev" '
+    'in the namespace "team"'
+)
+
+
+def status(message: str, code: int) -> str:
+    return json.dumps({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message, "code": code})
+
+
+@pytest.mark.parametrize(
+    ("code", "body", "kind", "words"),
+    [
+        (403, status(FORBIDDEN, 403), RefusedError, f"{FORBIDDEN}. Ask a cluster administrator"),
+        (401, status("Unauthorized", 401), RefusedError, f"{SERVER} rejected your credentials (401)"),
+        (404, "404 page not found\n", NotFoundError, "404 page not found"),
+        (422, status("spec.training: Forbidden: may only grow", 422), RefusedError, "spec.training: Forbidden"),
+        (
+            503,
+            "<html>Bad   gateway</html>",
+            KubernetesError,
+            f"{SERVER} responded with status 503: <html>Bad gateway</html>",
+        ),
+        (500, "", KubernetesError, f"{SERVER} responded with status 500: no reason is given"),
+    ],
+)
+def test_error_contains_the_servers_message(code: int, body: str, kind: type[KubernetesError], words: str) -> None:
+    error = error_from_response(code, body, SERVER)
+    assert type(error) is kind
+    assert str(error).startswith(words)
+    assert (error.status, error.exit_code) == (code, InfrastructureError.exit_code)
+
+
+def test_connection_error_contains_the_operating_systems_reason() -> None:
+    error = TimeoutError("wrapped")
+    error.__cause__ = ConnectionRefusedError(111, "Connection refused")
+    assert str(unreachable_error(SERVER, error)).startswith(
+        f"{SERVER} does not answer (Connection refused). Check that the cluster is up"
+    )
+    assert "does not answer (timed out)" in str(unreachable_error(SERVER, TimeoutError("timed out")))
+    assert "does not answer (TimeoutError)" in str(unreachable_error(SERVER, TimeoutError()))
+
+
+def test_certificate_errors_are_explained() -> None:
+    error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+    assert "has another certificate than the kubeconfig expects" in str(unreachable_error(SERVER, error))
+
+
+def test_long_proxy_pages_are_truncated() -> None:
+    assert len(status_message("x" * 10_000)) == 500

@@ -1,0 +1,59 @@
+"""The Python client against a real API server: apply, refusals, wait, watch with asyncio, delete."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spotune.errors import RefusedError
+from spotune_client import AsyncClient, Client
+from spotune_testcluster.kubectl import Kubectl
+from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
+from tests.api.support.job_files import a_job
+from tests.cluster.operator_install import no_operator
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def namespace(cluster: ClusterUnderTest) -> Iterator[Kubectl]:
+    """A namespace without an operator: the test writes the status."""
+    with no_operator(cluster), temporary_namespace(cluster.kubectl) as kubectl:
+        yield kubectl
+
+
+def write_status(kubectl: Kubectl, name: str, **status: Any) -> None:
+    """Write the status as the operator would."""
+    patch = json.dumps([{"op": "add", "path": "/status", "value": status}])
+    kubectl("patch", "ftj", name, "--subresource=status", "--type=json", "--patch", patch)
+
+
+def test_a_job_from_apply_to_delete(namespace: Kubectl) -> None:
+    job = a_job()
+    name = job.metadata.name
+    client = Client(namespace.namespace, kubeconfig=namespace.kubeconfig)
+    applied = client.jobs.apply(job)
+    assert applied.raw["spec"]["workers"]["count"] == job.spec.workers.count  # a default of the API server
+    assert client.jobs.apply(job).raw["metadata"]["generation"] == applied.raw["metadata"]["generation"]
+    with pytest.raises(RefusedError, match="already exists"):
+        client.jobs.create(job)
+
+    complete: dict[str, Any] = {"type": "Complete", "status": "True", "reason": "Trained", "message": ""}
+    complete |= {"observedGeneration": 1, "lastTransitionTime": "2026-01-02T03:04:05Z"}
+    later = threading.Timer(3, write_status, (namespace, name), {"observedGeneration": 1, "conditions": [complete]})
+    write_status(namespace, name, observedGeneration=1, step=7, conditions=[])
+    later.start()
+
+    async def follow() -> list[int]:
+        async with AsyncClient(namespace.namespace, kubeconfig=namespace.kubeconfig) as found:
+            return [job.status.step async for job in found.jobs.watch(name)]
+
+    assert asyncio.run(follow()) == [7, 0]
+    assert client.jobs.wait(name, timeout=10).outcome == "Complete"
+    client.jobs.delete(name, wait=True, timeout=60)
+    assert client.jobs.list() == []
