@@ -79,11 +79,12 @@ def raise_if_failed(job: Job, *, if_stalled: bool = False) -> None:
     """
     if not is_current(job):
         return
-    for bad in ("Failed", "Stalled") if if_stalled else ("Failed",):
-        found = condition(job, bad)
-        if found is not None and found["status"] == "True":
-            cause = with_cause(job, found).get("message") or "no reason is given"
-            raise JobError(f"{job['metadata']['name']} {'failed' if bad == 'Failed' else 'is stalled'}: {cause}")
+    name = job["metadata"]["name"]
+    failed, stalled = condition(job, "Failed"), condition(job, "Stalled")
+    if failed is not None and failed["status"] == "True":
+        raise JobError(f"{name} failed: {with_cause(job, failed).get('message') or 'no reason is given'}")
+    if if_stalled and stalled is not None and stalled["status"] == "True":
+        raise JobError(f"{name}: Stalled: {reason_and_message(with_cause(job, stalled))}")
 
 
 def set_suspended(cluster: Cluster, name: str, *, suspend: bool, resource: CustomResource = FINETUNE_JOBS) -> bool:

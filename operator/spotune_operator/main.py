@@ -17,6 +17,7 @@ from spotune.crd.definition import GROUP, PLURAL
 from spotune_operator.errors import KubernetesError
 from spotune_operator.kube.client import JOBS, Kube
 from spotune_operator.manager import Manager
+from spotune_operator.notifications.targets import parse_targets
 from spotune_operator.runtime.logs import log_as_json
 from spotune_operator.settings import Settings
 
@@ -110,6 +111,11 @@ async def _run(settings: Settings) -> None:
 
 
 def run(settings: Settings) -> None:
-    """Run the operator until it is terminated."""
+    """Run the operator until it is terminated.
+
+    Raises:
+        UsageError: The notifications in the settings are invalid.
+    """
+    parse_targets(settings.notifications)  # kopf would log an error of a start-up handler and try again, without an end
     log_as_json()
     asyncio.run(_run(settings))

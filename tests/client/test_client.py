@@ -112,7 +112,7 @@ def test_wait_ends_with_the_cause(served: tuple[Store, Path]) -> None:
     stalled = condition("Stalled", "True", "InvalidSpec", "see condition StorageReady")
     storage = condition("StorageReady", "False", "UnfitStorageClass", "class x is not ReadWriteMany")
     store.put(JOB, finetune_job(stalled, storage, phase="Stalled"))
-    with pytest.raises(JobError, match="t5-sql is stalled: class x is not ReadWriteMany"):
+    with pytest.raises(JobError, match="t5-sql: Stalled: InvalidSpec: class x is not ReadWriteMany"):
         client.jobs.wait("t5-sql", fail_if_stalled=True, pause=no_pause)
     with pytest.raises(TimedOutError, match=r"timed out after .*: t5-sql is Stalled"):
         client.jobs.wait("t5-sql", timeout=0, pause=no_pause)

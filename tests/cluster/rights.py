@@ -30,6 +30,10 @@ FOR_SWEEPS = frozenset(
     }
 )
 """Rights that only sweeps need: test_sweep.py uses them."""
+FOR_TTL = frozenset(
+    {Right("spotune.dev", "finetunejobs", "delete"), Right("spotune.dev", "finetunesweeps", "delete")},
+)
+"""Rights that only `ttlSecondsAfterFinished` needs, which no test on the cluster sets."""
 
 
 def granted(*values: str) -> set[Right]:

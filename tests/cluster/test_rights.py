@@ -6,7 +6,7 @@ from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.chart import HEALING
 from tests.cluster.operator_install import Operator
-from tests.cluster.rights import FOR_SWEEPS, Right, granted, refused, used
+from tests.cluster.rights import FOR_SWEEPS, FOR_TTL, Right, granted, refused, used
 
 PROMETHEUS = "monitoring.namespace=monitoring"
 ONLY_ON_DEAD_NODES = {Right("", "pods", "delete")}
@@ -28,7 +28,7 @@ def test_role_is_what_the_operator_has_used(cluster: ClusterUnderTest, operator:
     machine = cluster.machine_for("the audit log")
     operator.wait_until_ready()
     log = machine.files.audit_log
-    expected = granted(PROMETHEUS) - ONLY_ON_DEAD_NODES - FOR_SWEEPS
+    expected = granted(PROMETHEUS) - ONLY_ON_DEAD_NODES - FOR_SWEEPS - FOR_TTL
     what = "all rights to have been used (by test_operator.py, before this)"
     wait_for(what, 30, lambda: expected <= used(log), every=1)
     assert not refused(log)

@@ -9,7 +9,7 @@ from spotune.units.durations import Duration
 
 TtlSeconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
 """Seconds after the end at which an object is deleted."""
-TTL_WITH_SERVING: Final = "would delete the ModelService of spec.serving with the job: remove one of them"
+TTL_WITH_SERVING: Final = "would delete the ModelService of spec.serving: remove one of the two"
 TTL_LOSES_TRIALS: Final = "could delete a trial before the sweep has its result: use spec.ttlSecondsAfterFinished"
 
 

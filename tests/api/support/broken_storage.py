@@ -62,4 +62,10 @@ WRONG_STORAGE = [
         "  storage: {bucket: az://container/job}\n  serving: {}\n",
         ":11: spec.serving: reads models from s3:// only: use such a storage.bucket, or a volume",
     ),
+    (
+        "service that is deleted with its job",
+        WORKERS,
+        "  ttlSecondsAfterFinished: 60\n  serving: {}\n",
+        ":10: spec.ttlSecondsAfterFinished: would delete the ModelService of spec.serving: remove one of the two",
+    ),
 ]

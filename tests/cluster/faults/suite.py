@@ -12,7 +12,7 @@ from tests.cluster.faults.harness import FaultHarness
 from tests.cluster.faults.records import counted, recorded
 from tests.cluster.finetune_jobs import RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
-from tests.cluster.rights import FOR_SWEEPS, granted, refused, used
+from tests.cluster.rights import FOR_SWEEPS, FOR_TTL, granted, refused, used
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(3600)]
 _INJECTED: set[str] = set()
@@ -55,5 +55,5 @@ def test_role_is_what_the_operator_has_used(cluster: ClusterUnderTest, operator:
         pytest.skip(f"{len(missing)} faults were injected in other sittings")
     operator.wait_until_ready()
     log = cluster.machine_for("the audit log").files.audit_log
-    assert granted(*HEALING) - FOR_SWEEPS == used(log) - FOR_SWEEPS
+    assert granted(*HEALING) - FOR_SWEEPS - FOR_TTL == used(log) - FOR_SWEEPS - FOR_TTL
     assert not refused(log)
