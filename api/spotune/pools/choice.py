@@ -2,7 +2,7 @@
 
 The pools come in the order in which they are tried, the cheapest first. The rules:
 
-- Workers that are missing wait for nodes of the first pool that is not refused and has room, then of the next one.
+- Workers that are missing wait for nodes of the first pool that has not refused and has room, then of the next one.
 - If a worker has no node after the patience of its pool, the pool has refused: its waiting workers go to the next pool.
   It is left alone, each time for twice as long, then probed with one worker more. While workers are missing that no
   pool takes, every pool that has refused is probed.
@@ -60,7 +60,7 @@ class _State:
         held: Its workers with a node that stay, the oldest first.
         waiting: Its workers without a node that stay, the oldest first.
         leaving: Names of workers that are being removed.
-        wanted: Desired number of workers without a node.
+        desired: Desired number of workers without a node.
     """
 
     pool: Pool
@@ -68,10 +68,10 @@ class _State:
     held: list[Worker] = field(default_factory=list)
     waiting: list[Worker] = field(default_factory=list)
     leaving: list[str] = field(default_factory=list)
-    wanted: int = 0
+    desired: int = 0
 
     @property
-    def room(self) -> int:
+    def vacant(self) -> int:
         return max(0, self.pool.most - len(self.held))
 
     @property
@@ -132,10 +132,10 @@ class _Chooser:
             if moved:
                 self._moved_at = self._now
         for state in self._states:
-            for worker in state.waiting[state.wanted :]:
+            for worker in state.waiting[state.desired :]:
                 state.remove(worker)
         return Choice(
-            replicas={state.pool.name: len(state.held) + state.wanted for state in self._states},
+            replicas={state.pool.name: len(state.held) + state.desired for state in self._states},
             memory={state.pool.name: state.new_memory() for state in self._states},
             moved_at=self._moved_at,
             next_change=self._next_change(),
@@ -157,7 +157,7 @@ class _Chooser:
         """The kind with the most workers that are ready, else with a node; before there are any, of the best pool."""
         held = [worker for state in self._states for worker in state.held]
         if not held:
-            best = next((state for state in self._states if state.is_open and state.room), self._states[0])
+            best = next((state for state in self._states if state.is_open and state.vacant), self._states[0])
             return best.pool.kind
         kind_of = {state.pool.name: state.pool.kind for state in self._states}
 
@@ -181,12 +181,12 @@ class _Chooser:
         replacing = max(0, surplus)
         for index, state in enumerate(own):
             replaceable = _held(own[index + 1 :]) - replacing if is_complete and self._may_move else 0
-            needed = min(state.room, left if not is_complete else max(0, replaceable))
+            needed = min(state.vacant, left if not is_complete else max(0, replaceable))
             if not state.is_open:
-                state.wanted = int(needed > 0 and state.is_due(self._now))
-                replacing += state.wanted if is_complete else 0
+                state.desired = int(needed > 0 and state.is_due(self._now))
+                replacing += state.desired if is_complete else 0
                 continue
-            state.wanted = needed
+            state.desired = needed
             if is_complete:
                 replacing += needed
             else:
@@ -194,7 +194,7 @@ class _Chooser:
         if left:
             for state in own:
                 if not state.is_open:
-                    state.wanted = min(1, state.room)
+                    state.desired = min(1, state.vacant)
         return left
 
     def _try_other_kinds(
@@ -218,21 +218,21 @@ class _Chooser:
                     continue
             needed = self._wish.count - _held(kind)
             usable = [state for state in usable if state.is_open or state.is_due(self._now) or cannot_train]
-            most = _held(kind) + sum(state.room for state in usable)
+            most = _held(kind) + sum(state.vacant for state in usable)
             if most < self._wish.count and not (lacks and most > _held(own)):
                 continue
             for state in usable:
-                share = min(state.room, max(0, needed))
+                share = min(state.vacant, max(0, needed))
                 if state.is_open:
-                    state.wanted = share
+                    state.desired = share
                     needed -= share
                 else:
-                    state.wanted = int(share > 0)
-            has_begun = _held(kind) > 0 or any(state.is_open and state.wanted for state in kind)
+                    state.desired = int(share > 0)
+            has_begun = _held(kind) > 0 or any(state.is_open and state.desired for state in kind)
             is_possible = needed <= 0 or (lacks and _held(kind) > _held(own))
-            if has_begun and (is_possible or any(state.is_open and state.wanted for state in kind)):
+            if has_begun and (is_possible or any(state.is_open and state.desired for state in kind)):
                 return kind
-            if not lacks and any(state.wanted for state in kind):
+            if not lacks and any(state.desired for state in kind):
                 break  # one kind after the other: two that are probed at once would both get nodes
         return []
 
@@ -245,7 +245,7 @@ class _Chooser:
             The number of workers removed that were ready.
         """
         surplus = _held(own) - self._wish.count
-        if surplus <= 0 or not self._may_move or any(state.wanted for state in own):
+        if surplus <= 0 or not self._may_move or any(state.desired and state.is_open for state in own):
             return 0
         if any(self._is_starting(state, worker) for state in own for worker in state.held):
             return 0
@@ -279,7 +279,7 @@ class _Chooser:
         if not attempted or ready < self._wish.count or not self._may_move:
             return released
         for state in own:
-            state.wanted = 0
+            state.desired = 0
             released += _release(state, before=math.inf)
         return released
 

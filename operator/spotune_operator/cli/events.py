@@ -82,7 +82,9 @@ def summarize_events(events: Iterable[Mapping[str, Any]], job: Job, pods: Iterab
         pods: Names of its existing pods. Deleted pods are recognised by KubeRay's naming scheme.
     """
     child = f"spotune-{job['metadata']['name']}"
-    return _summarize(events, job, _children(child, child, frozenset(pods), (WORKER_GROUP, ON_DEMAND_GROUP)))
+    pools = [pool["name"] for pool in (job["spec"].get("workers") or {}).get("pools") or ()]
+    groups = (WORKER_GROUP, ON_DEMAND_GROUP, *pools)
+    return _summarize(events, job, _children(child, child, frozenset(pods), groups))
 
 
 def summarize_service_events(

@@ -162,6 +162,8 @@ def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, Renderabl
     yield "steps lost", str(status["stepsLost"]) if status.get("stepsLost") else ""
     yield "goodput", f"{status['goodput']:.0%}" if status.get("goodput") is not None else ""
     yield "GPU time", gpu_time(status)
+    yield "cost", cost_line(status)
+    yield from pool_rows(status, now)
     yield "generation", _generation(status)
     yield "model", status.get("output") or ""
     yield "age", age(job, now)
@@ -222,6 +224,36 @@ def gpu_time(status: Mapping[str, Any]) -> str:
     seconds = status.get("gpuSeconds") or {}
     kinds = {"on spot": seconds.get("spot") or 0, "on demand": seconds.get("onDemand") or 0}
     return ", ".join(f"{duration(value)} {kind}" for kind, value in kinds.items() if value)
+
+
+def cost_line(status: Mapping[str, Any]) -> str:
+    """Money spent and saved with its source, or why it is not known; empty before any worker ran."""
+    cost = status.get("cost") or {}
+    parts = []
+    if cost.get("spent") is not None:
+        parts.append(f"{cost['spent']:.2f} {cost['currency']} spent")
+    if cost.get("saved") is not None:
+        parts.append(f"{cost['saved']:.2f} {cost['currency']} saved against on demand")
+    text = ", ".join(parts)
+    origin = ", ".join(part for part in (cost.get("source"), cost.get("date")) if part)
+    text += f" ({origin})" if text and origin else ""
+    return "; ".join(part for part in (text, cost.get("unknown")) if part)
+
+
+def pool_rows(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
+    """A row for each pool: its workers, its price, and what it refused."""
+    for index, pool in enumerate(status.get("pools") or ()):
+        parts = [f"{pool['name']}: {pool.get('running') or 0} running"]
+        if pool.get("pending"):
+            parts.append(f"{pool['pending']} pending")
+        if pool.get("price"):
+            parts.append(f"{pool['price']} per node and hour")
+        refused_at, retry_at = unix_time(pool.get("refusedAt")), unix_time(pool.get("retryAt"))
+        if refused_at is not None:
+            times = f"{pool.get('refusals') or 1} times, last " if (pool.get("refusals") or 1) > 1 else ""
+            again = f", tried again in {duration(retry_at - now)}" if retry_at is not None and retry_at > now else ""
+            parts.append(f"refused {times}{duration(max(0.0, now - refused_at))} ago{again}")
+        yield "pools" if index == 0 else "", ", ".join(parts)
 
 
 def age(job: Job, now: float) -> str:

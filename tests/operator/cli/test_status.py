@@ -136,3 +136,27 @@ def test_cluster_ready_is_shown_with_fewer_workers_than_desired() -> None:
 def test_an_expected_end_in_the_past_is_zero_seconds_away() -> None:
     assert time_left({"eta": ago(30)}, NOW) == "0 s"
     assert time_left({}, NOW) == ""
+
+
+def test_pools_and_money_are_shown() -> None:
+    job = training_job()
+    job["status"]["pools"] = [
+        {
+            "name": "cheap",
+            "running": 0,
+            "pending": 1,
+            "price": "0.50 USD",
+            "refusals": 2,
+            "refusedAt": ago(90),
+            "retryAt": ago(-150),
+        },
+        {"name": "dear", "running": 2},
+    ]
+    job["status"]["cost"] = {"spent": 1.234, "saved": 2.5, "currency": "USD", "source": "list", "date": "2026-11-01"}
+    lines = "\n".join(rendered(panel(job, NOW)))
+    assert "1.23 USD spent, 2.50 USD saved against on demand (list, 2026-11-01)" in lines
+    assert "cheap: 0 running, 1 pending, 0.50 USD per node and hour, refused 2 times, last 1 min 30 s ago" in lines
+    assert "tried again in 2 min 30 s" in lines
+    assert "dear: 2 running" in lines
+    job["status"]["cost"] = {"unpricedNodeSeconds": 5, "unknown": "no price for node n"}
+    assert shown(job)["cost"] == "no price for node n"

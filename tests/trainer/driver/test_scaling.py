@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotune_trainer.driver.scaling import choose_world_size
-from spotune_trainer.worker_group.ray_nodes import slots_by_node
+from spotune_trainer.worker_group.ray_nodes import slots_by_node, slots_of_one_kind
 
 NODES = [
     {"NodeID": "a", "Alive": True, "Resources": {"CPU": 8.0, "memory": 1e9}},
@@ -19,6 +19,19 @@ def test_only_whole_slots_of_live_nodes_count() -> None:
     assert slots_by_node(NODES, gpus=True) == {"b": 2, "d": 1}
     assert slots_by_node(NODES, gpus=False) == {"a": 8, "b": 4}
     assert slots_by_node([], gpus=True) == {}
+
+
+def test_types_of_gpus_never_train_together() -> None:
+    a, b = {"spotune-gpu-type:a100": 1.0}, {"spotune-gpu-type:l4": 1.0}
+    nodes = [{"NodeID": name, "Resources": kind} for name, kind in (("1", a), ("2", a), ("3", b), ("4", b), ("5", {}))]
+    slots = dict.fromkeys("12345", 1)
+    assert slots_of_one_kind(slots, nodes, {"3"}) == {"3": 1, "4": 1}, "as many: that of the running group"
+    assert slots_of_one_kind(slots, nodes, {"1"}) == {"1": 1, "2": 1}
+    assert slots_of_one_kind({**slots, "4": 2}, nodes, {"1"}) == {"3": 1, "4": 2}, "more slots"
+    assert slots_of_one_kind({"5": 1}, nodes, set()) == {"5": 1}
+    assert slots_of_one_kind({}, nodes, set()) == {}
+    untyped = [{"NodeID": name, "Resources": {}} for name in "12345"]
+    assert slots_of_one_kind(slots, untyped, {"3"}) == slots, "without pools, or with mixGpuTypes: all"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,14 @@ from spotune_trainer.worker_group.fitness.node_fitness import NodeFitness
 from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, GRACE_SECONDS_OF_KEPT
 from spotune_trainer.worker_group.node_proxy import NodeProxy, calls_function
 from spotune_trainer.worker_group.node_state import NodeGroup, others_of
-from spotune_trainer.worker_group.ray_nodes import REPLY_SECONDS, RayAgent, RelayedNode, draining_nodes, slots_by_node
+from spotune_trainer.worker_group.ray_nodes import (
+    REPLY_SECONDS,
+    RayAgent,
+    RelayedNode,
+    draining_nodes,
+    slots_by_node,
+    slots_of_one_kind,
+)
 from spotune_trainer.worker_group.relay import Relay
 from spotune_trainer.worker_group.result import (
     Failed,
@@ -100,6 +107,7 @@ class AgentPool:
         self._nodes = nodes
         self._agents: dict[str, RayAgent] = {}
         self._not_before: dict[str, float] = {}
+        self._usable: dict[str, int] = {}
         self._lock = threading.RLock()
         self._reuse_processes = False
         self._secret = secrets.token_bytes(32)
@@ -111,13 +119,13 @@ class AgentPool:
         """Start missing agents, and remove dead ones and idle ones on nodes that are draining or have changed.
 
         Returns:
-            Slots of all nodes that are neither draining nor unfit, of those whose agent is ready, and that has imported
-            modules.
+            Slots of nodes with one type of GPU that are neither draining nor unfit, of those whose agent is ready, and
+            that has imported modules.
         """
         with self._lock:
-            slots_of = slots_by_node(self._nodes(), gpus)
-            for node in self._draining().keys() | self._fitness.excluded():
-                slots_of.pop(node, None)
+            nodes = self._nodes()
+            slots_of = slots_by_node(nodes, gpus, self._draining().keys() | self._fitness.excluded())
+            self._usable = slots_of_one_kind(slots_of, nodes, self.occupied())
             for agent in list(self._agents.values()):
                 if agent.is_dead():
                     self._forget_dead(agent)
@@ -126,9 +134,9 @@ class AgentPool:
             for node, slots in slots_of.items():
                 if node not in self._agents and time.monotonic() >= self._not_before.get(node, 0.0):
                     self._agents[node] = self._start(node, slots, gpus)
-            ready = [agent for agent in self._agents.values() if agent.node in slots_of and agent.is_ready()]
+            ready = [agent for agent in self._agents.values() if agent.node in self._usable and agent.is_ready()]
             imported = sum(agent.slots for agent in ready if agent.has_imported())
-            return Slots(sum(slots_of.values()), sum(agent.slots for agent in ready), imported)
+            return Slots(sum(self._usable.values()), sum(agent.slots for agent in ready), imported)
 
     def draining(self) -> Mapping[str, float]:
         """Draining nodes, each with its deadline in seconds since the epoch (0: no deadline)."""
@@ -164,7 +172,7 @@ class AgentPool:
             InfrastructureError: no agent replies, or the GPUs cannot be used.
         """
         with self._lock:
-            ready = [agent for agent in self._agents.values() if agent.is_ready()]
+            ready = [agent for agent in self._agents.values() if agent.node in self._usable and agent.is_ready()]
         problem: object = "no node agent replied; the nodes may have been lost"
         for agent in ready:
             try:
@@ -251,13 +259,10 @@ class AgentPool:
         return calls if len(calls) == len(parts) else {}
 
     def _place_ranks(self, world_size: int) -> list[RayAgent]:
-        """Assign ranks to agents, on as few nodes as possible.
-
-        Returns:
-            The agents in the order of their ranks; none if there are not enough slots.
-        """
+        """Assign ranks to as few agents as possible; returns these by rank, none if there are not enough slots."""
         with self._lock:
-            ready = [agent for agent in self._agents.values() if agent.is_ready() and not agent.is_dead()]
+            usable = [agent for agent in self._agents.values() if agent.node in self._usable]
+            ready = [agent for agent in usable if agent.is_ready() and not agent.is_dead()]
             ready.sort(key=lambda agent: (-agent.slots, agent.node))
             shares: list[tuple[RayAgent, range]] = []
             taken = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from spotune.crd.definition import GROUP, MODEL_SERVICES, VERSION
+from spotune.crd.definition import FINETUNE_JOBS, GROUP, MODEL_SERVICES, VERSION, CustomResource
 from spotune_client.cluster.client import Cluster, Manifest
 from spotune_client.cluster.resources import list_objects
 from spotune_client.cluster.volume_pod import Notify
@@ -13,6 +13,7 @@ from spotune_operator.cli.doctor.check import Check, Forbidden, failed, warning
 from spotune_operator.cli.doctor.gpus import gpus
 from spotune_operator.cli.doctor.image import image_pull
 from spotune_operator.cli.doctor.permissions import permissions
+from spotune_operator.cli.doctor.pools import pools
 from spotune_operator.cli.doctor.service_references import named_objects
 from spotune_operator.cli.doctor.serving import serving
 from spotune_operator.cli.doctor.storage import storage
@@ -60,6 +61,9 @@ def examine(cluster: Cluster, storage_class: str, image: str, notify: Notify) ->
         _list_or_forbidden(lambda: cluster.items("/apis/storage.k8s.io/v1/storageclasses")), provider, storage_class
     )
     yield gpus(nodes, provider)
+    checked = pools(_objects(cluster, FINETUNE_JOBS), nodes, provider)
+    if checked is not None:
+        yield checked
     if image:
         yield _check_or_failure("image", lambda: image_pull(cluster, image, notify))
     yield network_policy()
@@ -73,7 +77,7 @@ def _serving_checks(cluster: Cluster, deployments: Sequence[Manifest] | Forbidde
     yield _check_or_failure(
         "rayservice-crd", lambda: control_plane.ray_service_definition(_published(cluster, "ray.io/v1"))
     )
-    services = _services(cluster)
+    services = _objects(cluster, MODEL_SERVICES)
     yield _check_or_failure(
         "serving", lambda: serving(deployments, services, lambda body: cluster.create(_SUBJECT_REVIEWS, body))
     )
@@ -83,10 +87,10 @@ def _serving_checks(cluster: Cluster, deployments: Sequence[Manifest] | Forbidde
         yield failed("services", str(error), "fix this, then run spotune doctor again")
 
 
-def _services(cluster: Cluster) -> Sequence[Manifest]:
-    """The ModelServices of the namespace; none if the kind is not installed or hidden, which other checks report."""
+def _objects(cluster: Cluster, resource: CustomResource) -> Sequence[Manifest]:
+    """The objects of the namespace; none if their kind is not installed or hidden, which other checks report."""
     try:
-        return list_objects(cluster, MODEL_SERVICES)
+        return list_objects(cluster, resource)
     except KubernetesError:
         return []
 

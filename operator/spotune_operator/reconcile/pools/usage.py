@@ -68,8 +68,8 @@ def used(context: Usage, choice: Choice | None) -> dict[str, Any]:
 
 def counts(workers: WorkersSpec, pod: Pod) -> bool:
     """Whether the time of a pod is counted: that of a worker with GPUs, and with pools that of every worker."""
-    is_wanted = bool(pod.gpus) or bool(workers.pools)
-    return pod.component == "workers" and is_wanted and pod.started is not None
+    is_counted = bool(pod.gpus) or bool(workers.pools)
+    return pod.component == "workers" and is_counted and pod.started is not None
 
 
 def _counted(context: Usage) -> Iterator[tuple[Pod, float]]:
