@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from spotune.job import GpuSecondsStatus
-from tests.operator.support.scenarios import NOW, SETTINGS, Scenario, a_cluster_job, training_scenario
+from spotune_operator.settings import Settings
+from tests.operator.support.scenarios import SETTINGS, Scenario, a_cluster_job, training_scenario
 
 PRICED = replace(SETTINGS, spot_gpu_price=1.0, on_demand_gpu_price=3.0)
 
@@ -41,12 +44,11 @@ def test_job_within_its_limit_trains() -> None:
     assert scenario.condition("CostLimitReached").message == "the workers have cost at least 70 % of 10 USD"
 
 
-def test_limit_without_prices_is_said_to_have_no_effect() -> None:
-    for settings, limit in ((SETTINGS, "10 USD"), (PRICED, "10 EUR")):
-        scenario = a_scenario(spot_hours=40, on_demand_hours=20, limit=limit)
-        scenario.settings = settings
-        assert scenario.decide().command == ""
-        condition = scenario.condition("CostLimitReached")
-        assert (condition.status, condition.reason) == ("Unknown", "NoPrices")
-        assert "set spotGpuPrice, onDemandGpuPrice and currency" in condition.message
-    assert scenario.now == NOW
+@pytest.mark.parametrize(("settings", "limit"), [(SETTINGS, "10 USD"), (PRICED, "10 EUR")])
+def test_limit_without_prices_is_said_to_have_no_effect(settings: Settings, limit: str) -> None:
+    scenario = a_scenario(spot_hours=40, on_demand_hours=20, limit=limit)
+    scenario.settings = settings
+    assert scenario.decide().command == ""
+    condition = scenario.condition("CostLimitReached")
+    assert (condition.status, condition.reason) == ("Unknown", "NoPrices")
+    assert "set spotGpuPrice, onDemandGpuPrice and currency" in condition.message
