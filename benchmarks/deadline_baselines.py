@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from spotune.deadline.simulation import PoolTrace
-from spotune.deadline.terms import Choice, Decision, Outlook, Situation, Switching
+from spotune.deadline.terms import Choice, Decision, JobState, Outlook, Switching
 
 
 def _decision(choice: Choice, market: str = "") -> Decision:
     return Decision(choice, market, Outlook.IN_TIME, "")
 
 
-def on_demand_only(_: Situation) -> Decision:
+def on_demand_only(_: JobState) -> Decision:
     """On-demand nodes from begin to end."""
     return _decision(Choice.ON_DEMAND)
 
@@ -29,15 +29,15 @@ class Greedy:
 
     switching: Switching
 
-    def __call__(self, situation: Situation) -> Decision:
+    def __call__(self, state: JobState) -> Decision:
         """The decision of this interval."""
         switching = self.switching
-        if situation.on_demand or situation.slack < switching.least_slack:
+        if state.on_demand or state.slack < switching.least_slack:
             return _decision(Choice.ON_DEMAND)
-        if any(market.name == situation.holds for market in situation.markets):
-            return _decision(Choice.SPOT, situation.holds)
-        available = [market for market in situation.markets if market.available]
-        if available and situation.slack >= switching.slack_for_spot:
+        if any(market.name == state.holds for market in state.markets):
+            return _decision(Choice.SPOT, state.holds)
+        available = [market for market in state.markets if market.available]
+        if available and state.slack >= switching.slack_for_spot:
             return _decision(Choice.SPOT, min(available, key=lambda market: market.price).name)
         return _decision(Choice.WAIT)
 
@@ -61,23 +61,23 @@ class UniformProgress:
     deadline: float
     _is_last: bool = False
 
-    def __call__(self, situation: Situation) -> Decision:
+    def __call__(self, state: JobState) -> Decision:
         """The decision of this interval."""
         switching = self.switching
-        if self._is_last or situation.slack < switching.least_slack:
+        if self._is_last or state.slack < switching.least_slack:
             self._is_last = True
             return _decision(Choice.ON_DEMAND)
-        (market,) = situation.markets
-        if situation.holds:
+        (market,) = state.markets
+        if state.holds:
             return _decision(Choice.SPOT, market.name)
-        progress, elapsed = self.work - situation.work, self.deadline - situation.to_deadline
+        progress, elapsed = self.work - state.work, self.deadline - state.to_deadline
         delay = switching.spot_start + switching.on_demand_start
-        if situation.on_demand and progress < self._expected(elapsed + delay):
+        if state.on_demand and progress < self._expected(elapsed + delay):
             return _decision(Choice.ON_DEMAND)
-        if market.available and situation.slack >= switching.slack_for_spot:
+        if market.available and state.slack >= switching.slack_for_spot:
             return _decision(Choice.SPOT, market.name)
         is_behind = progress < self._expected(elapsed)
-        return _decision(Choice.ON_DEMAND if is_behind or situation.on_demand else Choice.WAIT)
+        return _decision(Choice.ON_DEMAND if is_behind or state.on_demand else Choice.WAIT)
 
     def _expected(self, elapsed: float) -> float:
         return elapsed * self.work / self.deadline

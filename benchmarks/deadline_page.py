@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from benchmarks.deadline import FEWER_RUNS
 from benchmarks.plotting import svg
+from docs.wrapping import wrap_page
 
 RESULTS = Path(__file__).parent / "results" / "deadline.json"
 _DOCS = Path(__file__).parents[1] / "docs"
@@ -51,7 +52,7 @@ def page(results: Mapping[str, Any]) -> str:
     """
     sections = (_goals, _costs, _meaning, _zones, _variants, _tuning)
     lines = [_INTRO, *(line for section in sections for line in section(results))]
-    return "\n".join(lines).rstrip("\n") + "\n"
+    return wrap_page("\n".join(lines)).rstrip("\n") + "\n"
 
 
 def _goals(results: Mapping[str, Any]) -> Iterator[str]:
@@ -101,13 +102,9 @@ def _costs(results: Mapping[str, Any]) -> Iterator[str]:
     heads = ("slack", "policy", "cost", "over the optimum", "median", "95th", "has nodes", "on demand", "starts")
     yield from _table(heads, _cost_rows(results))
     yield ""
-    zones = {
-        f"{found[name]['zone']} ({POLICIES[name]}, slack {slack})"
-        for slack, found in results["heldOut"].items()
-        for name in ("bestZone", "uniformProgress")
-    }
     yield "The best single zone is the one with the least mean cost in these very jobs, which nobody knows in"
-    yield f"advance: {', '.join(sorted(zones))}."
+    zones = (f"{found['bestZone']['zone']} at {slack}" for slack, found in results["heldOut"].items())
+    yield f"advance: for ours {', '.join(zones)}."
     yield ""
 
 

@@ -14,7 +14,7 @@ from benchmarks.deadline import SLACKS, SWITCHING, cases
 from benchmarks.deadline_baselines import Greedy, UniformProgress, on_demand_only, optimum
 from spotune.deadline.policy import decide
 from spotune.deadline.simulation import ON_DEMAND, WAITING, PoolTrace, Strategy, simulate
-from spotune.deadline.terms import Choice, Decision, Outlook, Situation, Switching
+from spotune.deadline.terms import Choice, Decision, JobState, Outlook, Switching
 
 RESULTS = deadline_page.read_results()
 INTERVAL = 60.0
@@ -61,11 +61,11 @@ def a_trace(seed: int, intervals: int = 60) -> PoolTrace:
 def _follow(plan: tuple[str, ...]) -> Strategy:
     steps = iter(plan)
 
-    def strategy(situation: Situation) -> Decision:
+    def strategy(state: JobState) -> Decision:
         place = next(steps)
         if place == ON_DEMAND:
             return Decision(Choice.ON_DEMAND, "", Outlook.IN_TIME, "")
-        available = any(market.name == place and market.available for market in situation.markets)
+        available = any(market.name == place and market.available for market in state.markets)
         return Decision(Choice.SPOT if available else Choice.WAIT, place if available else "", Outlook.IN_TIME, "")
 
     return strategy

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-_PRIOR_STAY: float = 3600.0
+_PRIOR_LIFETIME: float = 3600.0
 """Seconds of availability that every market is given in advance: a market that was never lost has no mean."""
 
 
@@ -15,7 +15,7 @@ class _Spells:
 
     available: bool = False
     since: float = 0.0
-    stays: deque[tuple[float, float]] = field(default_factory=deque)
+    lifetimes: deque[tuple[float, float]] = field(default_factory=deque)
 
 
 class MarketHistory:
@@ -36,22 +36,22 @@ class MarketHistory:
             self._markets[market] = _Spells(available, now)
         elif spells.available != available:
             if not available:
-                spells.stays.append((spells.since, now))
+                spells.lifetimes.append((spells.since, now))
             spells.available, spells.since = available, now
 
-    def expected_stay(self, market: str, now: float) -> float:
+    def expected_lifetime(self, market: str, now: float) -> float:
         """Seconds that nodes of a market are expected to stay: time available in the window over losses in it.
 
         This is the maximum-likelihood estimate of the mean of exponential spells of which some are still going on
-        (total time at risk over the number of events), with one loss in `_PRIOR_STAY` before the first observation.
+        (total time at risk over the number of events), with one loss in `_PRIOR_LIFETIME` before the first observation.
         """
         spells = self._markets.get(market)
         if spells is None:
-            return _PRIOR_STAY
+            return _PRIOR_LIFETIME
         begin = now - self._window
-        while spells.stays and spells.stays[0][1] <= begin:
-            spells.stays.popleft()
-        available = sum(end - max(start, begin) for start, end in spells.stays)
+        while spells.lifetimes and spells.lifetimes[0][1] <= begin:
+            spells.lifetimes.popleft()
+        available = sum(end - max(start, begin) for start, end in spells.lifetimes)
         if spells.available:
             available += now - max(spells.since, begin)
-        return (available + _PRIOR_STAY) / (len(spells.stays) + 1)
+        return (available + _PRIOR_LIFETIME) / (len(spells.lifetimes) + 1)

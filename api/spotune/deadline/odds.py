@@ -14,7 +14,7 @@ from rich.table import Table
 
 from spotune.deadline.policy import HISTORY_SECONDS, decide
 from spotune.deadline.simulation import PoolTrace, Run, Strategy, TraceEndedError, sampled, simulate
-from spotune.deadline.terms import Choice, Decision, Outlook, Situation, Switching
+from spotune.deadline.terms import Choice, Decision, JobState, Outlook, Switching
 from spotune.errors import UsageError
 from spotune.formatting import duration
 from spotune.simulate.terms import Timings
@@ -149,13 +149,13 @@ def deadline_odds(
     return found
 
 
-def _spot_alone(situation: Situation) -> Decision:
+def _spot_alone(state: JobState) -> Decision:
     """Spot nodes while there are any, and waiting."""
-    available = [market for market in situation.markets if market.available]
-    held = [market for market in available if market.name == situation.holds]
+    available = [market for market in state.markets if market.available]
+    held = [market for market in available if market.name == state.holds]
     if not available:
         return Decision(Choice.WAIT, "", Outlook.IN_TIME, "")
-    chosen = held[0] if held else max(available, key=lambda market: market.expected_stay)
+    chosen = held[0] if held else max(available, key=lambda market: market.expected_lifetime)
     return Decision(Choice.SPOT, chosen.name, Outlook.IN_TIME, "")
 
 

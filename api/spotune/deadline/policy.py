@@ -16,49 +16,49 @@ from __future__ import annotations
 
 from typing import Final
 
-from spotune.deadline.terms import TUNED, Choice, Decision, Market, Outlook, Situation, Switching, Tuning
+from spotune.deadline.terms import TUNED, Choice, Decision, JobState, Market, Outlook, Switching, Tuning
 from spotune.formatting import duration
 
 HISTORY_SECONDS: Final = 48 * 3600.0
 """Seconds of the past that count for the expected stay; tuned by `benchmarks/deadline.py`."""
 
 
-def decide(situation: Situation, switching: Switching, tuning: Tuning = TUNED) -> Decision:
+def decide(state: JobState, switching: Switching, tuning: Tuning = TUNED) -> Decision:
     """What to do until the next decision, at most `switching.interval` seconds later.
 
     Args:
-        situation: The work, the time and the markets.
+        state: The work, the time and the markets.
         switching: How long changes of nodes take.
         tuning: The policy's tuned numbers.
     """
-    if situation.work <= 0:
+    if state.work <= 0:
         return Decision(Choice.DONE, "", Outlook.IN_TIME, "the work is done")
-    if situation.slack < switching.least_slack:
-        return _without_slack(situation, switching)
-    policy = _Policy(situation, switching, tuning)
-    held = next((market for market in situation.markets if market.name == situation.holds and market.available), None)
+    if state.slack < switching.least_slack:
+        return _without_slack(state, switching)
+    policy = _Policy(state, switching, tuning)
+    held = next((market for market in state.markets if market.name == state.holds and market.available), None)
     if held is not None:
         return policy.on_spot(held)
-    return policy.on_demand() if situation.on_demand else policy.without_nodes()
+    return policy.on_demand() if state.on_demand else policy.without_nodes()
 
 
-def _without_slack(situation: Situation, switching: Switching) -> Decision:
-    missing = (0.0 if situation.on_demand else switching.on_demand_start) - situation.slack
+def _without_slack(state: JobState, switching: Switching) -> Decision:
+    missing = (0.0 if state.on_demand else switching.on_demand_start) - state.slack
     if missing > 0:
         why = f"even on-demand nodes are {duration(missing)} late: set a later deadline, or suspend the job"
         return Decision(Choice.ON_DEMAND, "", Outlook.LATE, why)
-    why = f"{duration(max(situation.slack, 0.0))} of slack are too little for spot nodes"
+    why = f"{duration(max(state.slack, 0.0))} of slack are too little for spot nodes"
     return Decision(Choice.ON_DEMAND, "", Outlook.NO_SLACK, why)
 
 
 class _Policy:
     """The decisions while there is slack."""
 
-    def __init__(self, situation: Situation, switching: Switching, tuning: Tuning) -> None:
-        self._now = situation
+    def __init__(self, state: JobState, switching: Switching, tuning: Tuning) -> None:
+        self._now = state
         self._switching = switching
         self._tuning = tuning
-        self._spare = situation.slack - switching.slack_for_spot
+        self._spare = state.slack - switching.slack_for_spot
         """Slack left after one more start on spot nodes."""
 
     def on_spot(self, held: Market) -> Decision:
@@ -66,14 +66,14 @@ class _Policy:
         best = self._best()
         if best is None or best.name == held.name or best.price >= held.price:
             return self._spot(held)
-        stays = self._expected_cost(held, self._spare, 0.0) <= self._start_cost(best)
-        return self._spot(held if stays else best)
+        is_cheaper = self._expected_cost(held, self._spare, 0.0) <= self._start_cost(best)
+        return self._spot(held if is_cheaper else best)
 
     def on_demand(self) -> Decision:
         """Leave on-demand nodes only for spot nodes that are expected to save more than the changes cost."""
         best, now, times = self._best(), self._now, self._switching
         if best is not None:
-            trained = min(best.expected_stay - times.spot_start, now.work)
+            trained = min(best.expected_lifetime - times.spot_start, now.work)
             saved = (now.on_demand_price - best.price) * trained
             if saved > best.price * times.spot_start + now.on_demand_price * times.on_demand_start:
                 return self._spot(best)
@@ -95,7 +95,7 @@ class _Policy:
         if self._spare < 0:
             return None
         available = [market for market in self._now.markets if market.available]
-        key = lambda market: (self._start_cost(market), -market.expected_stay, market.name)  # noqa: E731
+        key = lambda market: (self._start_cost(market), -market.expected_lifetime, market.name)  # noqa: E731
         return min(available, key=key, default=None)
 
     def _start_cost(self, market: Market) -> float:
@@ -112,16 +112,16 @@ class _Policy:
             first_start: Seconds of the start with which it begins.
         """
         start, work = self._switching.spot_start, self._now.work
-        stay = market.expected_stay / max(self._tuning.reserve, 1e-9)
-        stays = 1 + spare / start if start > 0 else work / stay + 1
-        on_spot = min(work, stays * stay)
-        seconds = on_spot + first_start + on_spot / stay * start
+        lifetime = market.expected_lifetime / max(self._tuning.reserve, 1e-9)
+        lifetimes = 1 + spare / start if start > 0 else work / lifetime + 1
+        on_spot = min(work, lifetimes * lifetime)
+        seconds = on_spot + first_start + on_spot / lifetime * start
         return (market.price * seconds + self._now.on_demand_price * (work - on_spot)) / 3600
 
     def _longest_wait(self) -> float:
         """Seconds to wait in this outage: its share in the slack that losses do not need."""
-        now, stay = self._now, max((market.expected_stay for market in self._now.markets), default=0.0)
-        losses = now.work / stay if stay > 0 else 0.0
+        now, lifetime = self._now, max((market.expected_lifetime for market in self._now.markets), default=0.0)
+        losses = now.work / lifetime if lifetime > 0 else 0.0
         kept = self._tuning.reserve * losses * self._switching.spot_start
         return max(0.0, self._tuning.patience * (self._spare + now.waited - kept) / (1 + losses))
 

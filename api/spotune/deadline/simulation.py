@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from spotune.deadline.history import MarketHistory
-from spotune.deadline.terms import Choice, Decision, Market, Situation, Switching
+from spotune.deadline.terms import Choice, Decision, JobState, Market, Switching
 from spotune.simulate.trace import Trace
 
-Strategy = Callable[[Situation], Decision]
+Strategy = Callable[[JobState], Decision]
 """Decides once in each interval."""
 
 ON_DEMAND: Final = "on-demand"
@@ -34,7 +34,7 @@ class PoolTrace:
         on_demand_price: The same on demand.
         interval: Seconds of an interval.
         available: By interval, whether each market has nodes for the job: [interval, market].
-        expected_stays: By interval, the seconds that nodes of each market are expected to stay: [interval, market].
+        expected_lifetimes: By interval, the seconds that nodes of each market are expected to stay: [interval, market].
     """
 
     names: tuple[str, ...]
@@ -42,7 +42,7 @@ class PoolTrace:
     on_demand_price: float
     interval: float
     available: Sequence[tuple[bool, ...]]
-    expected_stays: Sequence[tuple[float, ...]]
+    expected_lifetimes: Sequence[tuple[float, ...]]
 
     @classmethod
     def from_traces(
@@ -69,7 +69,7 @@ class PoolTrace:
             names=tuple(self.names[index] for index in kept),
             prices=tuple(self.prices[index] for index in kept),
             available=[tuple(row[index] for index in kept) for row in self.available],
-            expected_stays=[tuple(row[index] for index in kept) for row in self.expected_stays],
+            expected_lifetimes=[tuple(row[index] for index in kept) for row in self.expected_lifetimes],
         )
 
     @classmethod
@@ -83,17 +83,17 @@ class PoolTrace:
         window: float,
     ) -> PoolTrace:
         """The trace with the stays that somebody expects who has observed it from its begin, but knows no future."""
-        history, stays = MarketHistory(window), []
+        history, lifetimes = MarketHistory(window), []
         for index, row in enumerate(available):
             now = index * interval
             for name, is_available in zip(names, row, strict=True):
                 history.observe(name, is_available, now)
-            stays.append(tuple(history.expected_stay(name, now) for name in names))
-        return cls(tuple(names), tuple(prices), on_demand_price, interval, available, stays)
+            lifetimes.append(tuple(history.expected_lifetime(name, now) for name in names))
+        return cls(tuple(names), tuple(prices), on_demand_price, interval, available, lifetimes)
 
     def markets(self, index: int) -> tuple[Market, ...]:
         """The markets in an interval."""
-        rows = zip(self.names, self.prices, self.available[index], self.expected_stays[index], strict=True)
+        rows = zip(self.names, self.prices, self.available[index], self.expected_lifetimes[index], strict=True)
         return tuple(Market(*row) for row in rows)
 
 
@@ -171,7 +171,7 @@ def simulate(
         left = deadline - run.finished_after
         holds = "" if place == ON_DEMAND else place
         decision = strategy(
-            Situation(work, left, markets, trace.on_demand_price, holds, place == ON_DEMAND, starting, waited)
+            JobState(work, left, markets, trace.on_demand_price, holds, place == ON_DEMAND, starting, waited)
         )
         chosen = _place(decision)
         if chosen != place:

@@ -1,4 +1,4 @@
-"""What the policy knows and what it answers: times, prices, markets, situation and decision."""
+"""What the policy knows and what it answers: times, prices, markets, state and decision."""
 
 from __future__ import annotations
 
@@ -77,17 +77,17 @@ class Market:
         name: Its name.
         price: Price per hour of all nodes of the job.
         available: Whether it has nodes for the job now.
-        expected_stay: Seconds that nodes of this market are expected to stay.
+        expected_lifetime: Seconds that nodes of this market are expected to stay.
     """
 
     name: str
     price: float
     available: bool
-    expected_stay: float
+    expected_lifetime: float
 
 
 @dataclass(frozen=True)
-class Situation:
+class JobState:
     """The input of a decision.
 
     Attributes:

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from spotune.deadline.policy import decide
 from spotune.deadline.simulation import PoolTrace, simulate
-from spotune.deadline.terms import Choice, Market, Outlook, Situation, Switching, work_seconds
+from spotune.deadline.terms import Choice, JobState, Market, Outlook, Switching, work_seconds
 
 HOUR = 3600.0
 SWITCHING = Switching(spot_start=300, on_demand_start=600, interval=60)
-STEADY = Market("steady", price=1.0, available=True, expected_stay=20 * HOUR)
-SHORT = Market("short", price=1.0, available=True, expected_stay=HOUR)
+STEADY = Market("steady", price=1.0, available=True, expected_lifetime=20 * HOUR)
+SHORT = Market("short", price=1.0, available=True, expected_lifetime=HOUR)
 GONE = replace(STEADY, name="gone", available=False)
-SITUATION = Situation(work=10 * HOUR, to_deadline=15 * HOUR, markets=(STEADY, SHORT), on_demand_price=3.0)
+STATE = JobState(work=10 * HOUR, to_deadline=15 * HOUR, markets=(STEADY, SHORT), on_demand_price=3.0)
 
 
 @settings(deadline=None, max_examples=300)
@@ -54,20 +54,20 @@ def test_every_deadline_is_met_that_on_demand_nodes_could_meet(
 
 def test_work_that_a_loss_undoes_is_within_the_safety_net() -> None:
     switching = replace(SWITCHING, at_risk=900)
-    situation = replace(SITUATION, markets=(STEADY,), holds="steady")
+    state = replace(STATE, markets=(STEADY,), holds="steady")
     enough = 10 * HOUR + 600 + 60 + 900
-    assert decide(replace(situation, to_deadline=enough), switching).choice is Choice.SPOT
-    assert decide(replace(situation, to_deadline=enough - 1), switching).choice is Choice.ON_DEMAND
+    assert decide(replace(state, to_deadline=enough), switching).choice is Choice.SPOT
+    assert decide(replace(state, to_deadline=enough - 1), switching).choice is Choice.ON_DEMAND
 
 
 def test_market_is_chosen_whose_nodes_stay() -> None:
-    decision = decide(SITUATION, SWITCHING)
+    decision = decide(STATE, SWITCHING)
     assert (decision.choice, decision.market) == (Choice.SPOT, "steady")
     assert decision.reason == "steady has spot nodes, and 5 h 00 min of slack are left"
 
 
 def test_cheaper_market_is_taken_only_if_it_pays_for_the_start() -> None:
-    held = replace(SITUATION, markets=(replace(SHORT, price=0.5), STEADY), holds="steady")
+    held = replace(STATE, markets=(replace(SHORT, price=0.5), STEADY), holds="steady")
     assert decide(held, SWITCHING).market == "short"
     assert decide(replace(held, work=300.0, to_deadline=5 * HOUR), SWITCHING).market == "steady"
     dear = replace(held, markets=(replace(SHORT, price=0.99), STEADY))
@@ -75,19 +75,19 @@ def test_cheaper_market_is_taken_only_if_it_pays_for_the_start() -> None:
 
 
 def test_job_waits_for_its_share_of_the_slack_and_then_pays() -> None:
-    outage = replace(SITUATION, markets=(GONE,))
+    outage = replace(STATE, markets=(GONE,))
     waiting = decide(replace(outage, waited=1 * HOUR, to_deadline=14 * HOUR), SWITCHING)
     assert (waiting.choice, waiting.outlook) == (Choice.WAIT, Outlook.IN_TIME)
-    often_lost = replace(outage, markets=(replace(GONE, expected_stay=HOUR),))
+    often_lost = replace(outage, markets=(replace(GONE, expected_lifetime=HOUR),))
     paid = decide(replace(often_lost, waited=1 * HOUR, to_deadline=14 * HOUR), SWITCHING)
     assert paid.choice is Choice.ON_DEMAND
     assert paid.reason == "no spot nodes for 1 h 00 min; 4 h 00 min of slack are kept"
 
 
 def test_on_demand_nodes_are_left_for_nodes_that_stay() -> None:
-    paying = replace(SITUATION, on_demand=True, markets=(STEADY,))
+    paying = replace(STATE, on_demand=True, markets=(STEADY,))
     assert decide(paying, SWITCHING).market == "steady"
-    brief = replace(paying, markets=(replace(STEADY, expected_stay=900.0),))
+    brief = replace(paying, markets=(replace(STEADY, expected_lifetime=900.0),))
     assert decide(brief, SWITCHING).choice is Choice.ON_DEMAND
     no_slack = replace(paying, to_deadline=10 * HOUR + 900)
     assert decide(no_slack, SWITCHING).choice is Choice.ON_DEMAND
@@ -103,13 +103,13 @@ def test_on_demand_nodes_are_left_for_nodes_that_stay() -> None:
     ],
 )
 def test_deadline_that_is_at_risk_is_said(to_deadline: float, on_demand: bool, outlook: Outlook, reason: str) -> None:
-    decision = decide(replace(SITUATION, to_deadline=to_deadline, on_demand=on_demand), SWITCHING)
+    decision = decide(replace(STATE, to_deadline=to_deadline, on_demand=on_demand), SWITCHING)
     assert (decision.choice, decision.outlook) == (Choice.ON_DEMAND, outlook)
     assert decision.reason.startswith(reason)
 
 
 def test_finished_job_holds_nothing() -> None:
-    assert decide(replace(SITUATION, work=0.0, on_demand=True), SWITCHING).choice is Choice.DONE
+    assert decide(replace(STATE, work=0.0, on_demand=True), SWITCHING).choice is Choice.DONE
 
 
 def test_work_left_follows_from_the_measured_speed() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from spotune.deadline.policy import decide
-from spotune.deadline.terms import Choice, Decision, Market, Outlook, Situation, Switching, work_seconds
+from spotune.deadline.terms import Choice, Decision, JobState, Market, Outlook, Switching, work_seconds
 from spotune.formatting import duration
 from spotune.job import DeadlineStatus, FinetuneJob, FinetuneJobStatus
 from spotune.job_file.deadlines import DEADLINE_FIELD, deadline_problems
@@ -27,7 +27,7 @@ from spotune_operator.settings import Settings
 DEADLINE: Final = "DeadlineAtRisk"
 DECISION_SECONDS: Final = 60.0
 """Longest time between two decisions: ``interval`` of ``Switching``."""
-_PRIOR_STAY: Final = 3600.0
+_PRIOR_LIFETIME: Final = 3600.0
 """Seconds that nodes are expected to stay before any was lost, as in ``spotune.deadline.history``."""
 _ASSUMED_PRICES: Final = (1.0, 3.0)
 """Of spot and on-demand nodes without settings: their ratio is what the policy needs."""
@@ -126,22 +126,22 @@ def decide_deadline(
     switching = Switching(settings.spot_start_seconds, settings.on_demand_start_seconds, DECISION_SECONDS)
     has_spot = waiting == 0 and not on_demand and capacity != "on-demand" and len(workers) >= count
     pays = capacity == "on-demand" or bool(on_demand)
-    situation = Situation(
+    state = JobState(
         work=work,
         to_deadline=deadline.at(created) - now,
-        markets=(Market("spot", _prices(settings)[0], has_spot, expected_stay(status, job)),),
+        markets=(Market("spot", _prices(settings)[0], has_spot, expected_lifetime(status, job)),),
         on_demand_price=_prices(settings)[1],
         holds="spot" if has_spot else "",
         on_demand=pays,
         starting=0.0 if paid or not on_demand else switching.on_demand_start,
         waited=max((now - pod.created for pod in workers if not pod.runs), default=0.0),
     )
-    decision = decide(situation, switching)
+    decision = decide(state, switching)
     is_asked = capacity == "spot-then-on-demand" and bool(workers)
-    keeps_paying = pays and situation.slack < switching.slack_for_spot
+    keeps_paying = pays and state.slack < switching.slack_for_spot
     moves = decision.outlook is not Outlook.IN_TIME or keeps_paying
     replicas = _replicas(decision, count, waiting, paid, moves=moves) if is_asked else None
-    return DeadlineDecision(decision, situation.slack, replicas)
+    return DeadlineDecision(decision, state.slack, replicas)
 
 
 def _replicas(decision: Decision, count: int, waiting: int, paid: int, *, moves: bool) -> Replicas:
@@ -155,14 +155,14 @@ def _replicas(decision: Decision, count: int, waiting: int, paid: int, *, moves:
     return Replicas(count, min(count, waiting) if decision.choice is Choice.ON_DEMAND else 0)
 
 
-def expected_stay(status: FinetuneJobStatus, job: FinetuneJob) -> float:
+def expected_lifetime(status: FinetuneJobStatus, job: FinetuneJob) -> float:
     """Seconds that spot nodes are expected to stay: the time that this job had all of them, over its losses.
 
-    The estimate of ``MarketHistory.expected_stay``, from what the status counts over the whole job.
+    The estimate of ``MarketHistory.expected_lifetime``, from what the status counts over the whole job.
     """
     gpus = job.spec.workers.count * max(1, job.spec.workers.gpus)
     losses = status.restarts.worker_lost + status.restarts.preempted
-    return (status.gpu_seconds.spot / gpus + _PRIOR_STAY) / (losses + 1)
+    return (status.gpu_seconds.spot / gpus + _PRIOR_LIFETIME) / (losses + 1)
 
 
 def _prices(settings: Settings) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from tests.operator.support.scenarios import NOW, SETTINGS, Scenario, a_cluster_
 
 HOUR = 3600.0
 SPOT_THEN_ON_DEMAND = {"count": 2, "min": 1, "capacity": "spot-then-on-demand", "onDemandAfter": "10m"}
-MEASURED = {"totalSteps": 100, "lastCheckpoint": {"step": 40, "time": NOW}}
+MEASURED: dict[str, Any] = {"totalSteps": 100, "lastCheckpoint": {"step": 40, "time": NOW}}
 
 
 def a_scenario(deadline: str, **workers: Any) -> Scenario:
@@ -63,7 +63,7 @@ def test_without_slack_all_workers_move_and_spot_workers_stay_until_others_run()
     scenario.has_pods(workers=2)
     assert scenario.status.pinned is not None
     template = template_hashes(scenario.status.pinned)[ON_DEMAND_GROUP]
-    changes = {"group": ON_DEMAND_GROUP, "template": template}
+    changes: dict[str, Any] = {"group": ON_DEMAND_GROUP, "template": template}
     paid = [replace(pod, name=f"{pod.name}-paid", **changes) for pod in scenario.observed.workers]
     scenario.observe(pods=(*scenario.observed.pods, *paid[:1]))
     assert replicas(scenario.decide()) == {"workers": 1, "on-demand": 2}
