@@ -21,6 +21,15 @@ def _execution(fields: str, training: str = "") -> str:
 # (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
 WRONG_EXECUTION = [
     (
+        "no worker can be left out",
+        "min: 1",
+        "min: 2, onStraggler: replace",
+        (
+            ":10: spec.workers.onStraggler: replace needs a min below count: otherwise no worker can be left out; "
+            "lower workers.min"
+        ),
+    ),
+    (
         "offload without ZeRO",
         WORKERS,
         "  execution: {offload: optimizer, zeroStage: 0}\n",

@@ -110,6 +110,7 @@ class AgentPool:
         self._usable: dict[str, int] = {}
         self._lock = threading.RLock()
         self._reuse_processes = False
+        self._has_placed = False
         self._secret = secrets.token_bytes(32)
         self._driver = uuid.uuid4().hex
         if self._relay is not None:
@@ -123,13 +124,16 @@ class AgentPool:
             that has imported modules.
         """
         with self._lock:
-            nodes = self._nodes()
-            slots_of = slots_by_node(nodes, gpus, self._draining().keys() | self._fitness.excluded())
+            nodes, unfit = self._nodes(), self._fitness.excluded()
+            slots_of = slots_by_node(nodes, gpus, self._draining().keys() | unfit)
             self._usable = slots_of_one_kind(slots_of, nodes, self.occupied())
+            kept = unfit if not self._has_placed else set()  # the group of an earlier driver may still train there
             for agent in list(self._agents.values()):
                 if agent.is_dead():
                     self._forget_dead(agent)
-                elif not agent.placements and (agent.gpus, agent.slots) != (gpus, slots_of.get(agent.node)):
+                elif agent.placements or agent.node in kept:
+                    continue
+                elif (agent.gpus, agent.slots) != (gpus, slots_of.get(agent.node)):
                     self._kill(agent)
             for node, slots in slots_of.items():
                 if node not in self._agents and time.monotonic() >= self._not_before.get(node, 0.0):
@@ -199,9 +203,9 @@ class AgentPool:
         return self._result_of(group.task, lambda: self._find_ranks(group), "its nodes are gone")
 
     def kill_ranks(self) -> None:
-        """Kill all ranks on ready agents: those of earlier drivers."""
+        """Kill all ranks on agents that have started: those of earlier drivers."""
         with self._lock:
-            ready = [agent for agent in self._agents.values() if agent.is_ready()]
+            ready = [agent for agent in self._agents.values() if agent.has_started()]
         with suppress(RayError):
             for ended in [agent.handle.call.remote("kill_ranks") for agent in ready]:
                 ray.wait([ended], timeout=REPLY_SECONDS)
@@ -233,9 +237,9 @@ class AgentPool:
         return result
 
     def _groups_of(self, generation: int) -> dict[str, NodeGroup]:
-        """The ranks of a generation on each node with a ready agent."""
+        """The ranks of a generation on each node whose agent has started."""
         with self._lock:
-            ready = [agent for agent in self._agents.values() if agent.is_ready() and not agent.is_dead()]
+            ready = [agent for agent in self._agents.values() if agent.has_started() and not agent.is_dead()]
         found = {}
         for agent in ready:
             with suppress(RayError):
@@ -252,6 +256,7 @@ class AgentPool:
         if again is None or not again.is_complete:
             return {}
         with self._lock:
+            self._has_placed = True
             for node, part in parts.items():
                 if (agent := self._agents.get(node)) is not None:
                     agent.placements = list(part.placements)
@@ -283,6 +288,7 @@ class AgentPool:
 
     def _start_ranks(self, task: WorkerTask, world_size: int) -> dict[Any, RayAgent]:
         """Place the ranks and start them; none if there are not enough slots."""
+        self._has_placed = True
         hosts = self._place_ranks(world_size)  # also one that has died since: its ranks are lost
         if not hosts:
             return {}
@@ -348,7 +354,7 @@ class AgentPool:
     def _relayed(self) -> list[RelayedNode]:
         """The nodes whose files the driver reads."""
         with self._lock:
-            return [RelayedNode(agent.handle) for agent in self._agents.values() if agent.is_ready()]
+            return [RelayedNode(agent.handle) for agent in self._agents.values() if agent.has_started()]
 
     def _kill(self, agent: RayAgent) -> None:
         """End an agent and forget it."""
@@ -357,6 +363,7 @@ class AgentPool:
             ray.kill(agent.handle)
         with self._lock:
             self._agents.pop(agent.node, None)
+            self._fitness.forget(agent.node)
 
     def _forget_dead(self, agent: RayAgent) -> None:
         """Forget an agent that has died, and log why."""
@@ -365,6 +372,7 @@ class AgentPool:
         except RayError as error:
             logger.warning("the agent on node %s died: %s", agent.node, str(error).strip().splitlines()[0])
         self._agents.pop(agent.node, None)
+        self._fitness.forget(agent.node)
         self._not_before[agent.node] = time.monotonic() + _RESTART_SECONDS
 
 

@@ -45,9 +45,13 @@ class RayAgent:
     death_ref: Any
     placements: list[RankPlacement] = field(default_factory=list)
 
+    def has_started(self) -> bool:
+        """Whether the actor has started."""
+        return bool(ray.wait([self.info_ref], timeout=0)[0])
+
     def is_ready(self) -> bool:
         """Whether the actor has started, and the node has been checked and is fit."""
-        return bool(ray.wait([self.info_ref], timeout=0)[0]) and self.fitness.is_ready(self.node)
+        return self.has_started() and self.fitness.is_ready(self.node)
 
     def has_imported(self) -> bool:
         """Whether a rank starts there without imports."""

@@ -63,7 +63,8 @@ def test_unfit_node_is_left_out_and_known_ones_are_not_checked_again(cluster: Cl
     until(lambda: pool.ensure(gpus=False).ready and cluster.agent() != agent)
     wait_until_known(pool)
     assert len(ledger.records("node-checked")) == 2, "a new agent checks a known node again"
-    assert NodeFitness(directory).unfit_nodes() == pool.unfit_nodes(), "another driver knows less"
+    known = NodeFitness(directory).unfit_nodes()
+    assert [{**each, "inUse": False} for each in known] == pool.unfit_nodes(), "another driver knows less"
 
 
 def test_node_of_a_rank_is_left_out_only_if_enough_others_are_ready(cluster: Cluster) -> None:
@@ -74,6 +75,7 @@ def test_node_of_a_rank_is_left_out_only_if_enough_others_are_ready(cluster: Clu
     assert not pool.leave_out(0, "rank 0 is slow", at_least=1)
     assert pool.leave_out(0, "rank 0 is slow", at_least=0)
     assert {each["node"]: each["reason"] for each in pool.unfit_nodes()} == {"n1": "rank 0 is slow", "n2": FAULT}
+    assert {each["node"]: each["inUse"] for each in pool.unfit_nodes()} == {"n1": True, "n2": False}
     assert pool.ensure(gpus=False).nodes == 0
     write_notice(group.task.logs.notice, seconds=None, reason="rank 0 is slow", leave=True)
     assert isinstance(group.result(), Yielded)

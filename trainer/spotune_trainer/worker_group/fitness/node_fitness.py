@@ -33,7 +33,7 @@ logger = logging.getLogger("spotune.driver")
 
 _PEERS: Final = 2
 _ALL_PAIRS: Final = 3
-"""Up to this number of nodes, all connections are measured."""
+"""Of so many nodes all connections are measured."""
 _UNKNOWN: Final = NodeMeasurement()
 
 
@@ -117,10 +117,17 @@ class NodeFitness:
         with self._lock:
             self._checks[node] = _Check(call, info_ref, gpus)
 
+    def forget(self, node: str) -> None:
+        """The agent of a node has ended. What is known of the node stays."""
+        with self._lock:
+            self._checks.pop(node, None)
+
     def is_ready(self, node: str) -> bool:
         """Whether the node has been checked and is fit; goes on with its check."""
         with self._lock:
-            check = self._checks[node]
+            check = self._checks.get(node)
+            if check is None:
+                return False
             try:
                 while not check.is_done and self._advance(node, check):
                     pass
@@ -206,7 +213,8 @@ class NodeFitness:
     def _begin_links(self, node: str, check: _Check, record: NodeRecord) -> bool:
         """Begin to measure connections; returns whether there are none, so that the check has ended."""
         others = [each for name, each in self._checks.items() if name != node]
-        if len(others) < _ALL_PAIRS and any(each.linking is not None and not each.is_done for each in others):
+        checked = sum(each.is_done for each in others)
+        if checked < _ALL_PAIRS and any(each.linking is not None and not each.is_done for each in others):
             return False
         peers = {
             each.key: each.info.peer
