@@ -162,9 +162,8 @@ class FinetuneJobSpec(Section):
             if dataset.packing:
                 invalid("dataset.packing", "is only supported for causal models; model.task is seq2seq")
             if dataset.row_format in ("text", "messages"):
-                invalid(
-                    f"dataset.{dataset.row_format}", "is not supported for seq2seq models: use prompt and completion"
-                )
+                reason = "is not supported for seq2seq models: use prompt and completion"
+                invalid(f"dataset.{dataset.row_format}", reason)
         elif dataset.max_completion_length:
             reason = "is only used by seq2seq models; for causal models maxLength limits prompt and completion together"
             invalid("dataset.maxCompletionLength", reason)
@@ -172,9 +171,8 @@ class FinetuneJobSpec(Section):
     def _check_unused_columns(self) -> None:
         objective, dataset = self.training.objective, self.dataset
         if objective == "sft" and dataset.chosen:
-            invalid(
-                "training.objective", "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward"
-            )
+            reason = "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward"
+            invalid("training.objective", reason)
         if objective not in ("kto", *LABEL_OBJECTIVES) and dataset.label:
             reason = f"is not used by {objective}: set training.objective to kto, classification or tokenClassification"
             invalid("dataset.label", reason)
@@ -211,9 +209,8 @@ class FinetuneJobSpec(Section):
             reason = f"{objective} learns from pairs: replace it by dataset.chosen and dataset.rejected"
             invalid(f"dataset.{row_format}", reason)
         if objective == "reward" and self.dataset.packing:
-            invalid(
-                "dataset.packing", "is not supported for reward, which scores each answer in its own row: remove it"
-            )
+            reason = "is not supported for reward, which scores each answer in its own row: remove it"
+            invalid("dataset.packing", reason)
 
     def _check_labelled_answers(self) -> None:
         """Raise if the row format is not that of kto: an answer, and whether it is desirable."""
