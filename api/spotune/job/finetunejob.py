@@ -83,7 +83,7 @@ class FinetuneJobSpec(Section):
     cleanup: CleanupSpec = CleanupSpec()
     """What happens to the Ray cluster after the job has ended."""
     ttl_seconds_after_finished: TtlSeconds | None = None
-    """Seconds after its end at which the job is deleted, with what a deletion takes along. Absent: never."""
+    """Seconds after its end at which the job is deleted, with what a deletion takes along."""
     serving: JobServingSpec | None = None
     """Creates a ModelService when the model is trained. It may change at any time. Removing it, or deleting the job,
     deletes the ModelService. On one machine it is ignored: use spotune serve."""
@@ -171,8 +171,9 @@ class FinetuneJobSpec(Section):
     def _check_unused_columns(self) -> None:
         objective, dataset = self.training.objective, self.dataset
         if objective == "sft" and dataset.chosen:
-            reason = "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward"
-            invalid("training.objective", reason)
+            invalid(
+                "training.objective", "sft does not use dataset.chosen and rejected: use dpo, orpo, simpo or reward"
+            )
         if objective not in ("kto", *LABEL_OBJECTIVES) and dataset.label:
             reason = f"is not used by {objective}: set training.objective to kto, classification or tokenClassification"
             invalid("dataset.label", reason)
