@@ -33,7 +33,7 @@ def test_every_setting_is_the_charts_or_the_users() -> None:
 
 def test_names_of_settings_become_the_operators_variables() -> None:
     schema = json.loads((generate.CHART / "values.schema.json").read_text())
-    values = {"boolean": "true", "integer": "3", "number": "3"}
+    values = {"boolean": "true", "integer": "3", "number": "3", "string": "USD"}
     users = schema["properties"]["settings"]["properties"]
     for name, shape in users.items():
         snake = "".join(f"_{letter}" if letter.isupper() else letter.upper() for letter in name)

@@ -126,6 +126,7 @@ def decide_deadline(
     switching = Switching(settings.spot_start_seconds, settings.on_demand_start_seconds, DECISION_SECONDS)
     has_spot = waiting == 0 and not on_demand and capacity != "on-demand" and len(workers) >= count
     pays = capacity == "on-demand" or bool(on_demand)
+    asked = min((pod.created for pod in on_demand), default=now)
     state = JobState(
         work=work,
         to_deadline=deadline.at(created) - now,
@@ -133,8 +134,10 @@ def decide_deadline(
         on_demand_price=_prices(settings)[1],
         holds="spot" if has_spot else "",
         on_demand=pays,
-        starting=0.0 if paid or not on_demand else switching.on_demand_start,
-        waited=max((now - pod.created for pod in workers if not pod.runs), default=0.0),
+        starting=0.0 if paid or not on_demand else max(0.0, switching.on_demand_start - (now - asked)),
+        waited=max(
+            (now - pod.created for pod in workers if pod.group != ON_DEMAND_GROUP and not pod.runs), default=0.0
+        ),
     )
     decision = decide(state, switching)
     is_asked = capacity == "spot-then-on-demand" and bool(workers)

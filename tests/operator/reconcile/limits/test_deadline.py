@@ -133,3 +133,18 @@ def test_change_of_the_limits_keeps_the_pods() -> None:
     scenario.edit(a_cluster_job(workers=SPOT_THEN_ON_DEMAND, deadline="30h", maxCost="100 USD"))
     assert scenario.decide().command == ""
     assert scenario.status.pinned == before
+
+
+def test_job_is_not_late_while_on_demand_workers_start_in_time() -> None:
+    scenario = a_scenario("6h10m")
+    scenario.decide()
+    assert scenario.status.pinned is not None
+    template = template_hashes(scenario.status.pinned)[ON_DEMAND_GROUP]
+    changes: dict[str, Any] = {"group": ON_DEMAND_GROUP, "template": template, "phase": "Pending", "ready": False}
+    starting = [replace(pod, name=f"{pod.name}-paid", **changes) for pod in scenario.observed.workers]
+    scenario.observe(pods=(*scenario.observed.pods, *starting))
+    scenario.supervisor_reports(step=40, etaSeconds=6 * HOUR, **MEASURED)
+    assert replicas(scenario.decide(after=540)) == {"workers": 2, "on-demand": 2}
+    assert scenario.condition("DeadlineAtRisk").reason == "NoSlackLeft"
+    scenario.decide(after=120)
+    assert scenario.condition("DeadlineAtRisk").reason == "TooLate"
