@@ -12,9 +12,9 @@ from spotune.plan.known_models import known_config
 from tests import ROOT
 
 EXAMPLES = ROOT / "examples"
-JOB_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "kind: FinetuneJob" in file.read_text())
+JOB_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "\nkind: FinetuneJob" in file.read_text())
 JOBS = {job.metadata.name: job for job in map(load_job, JOB_FILES)}
-SWEEP_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "kind: FinetuneSweep" in file.read_text())
+SWEEP_FILES = sorted(file for file in EXAMPLES.glob("*/*.yaml") if "\nkind: FinetuneSweep" in file.read_text())
 SERVICE_FILES = sorted(EXAMPLES.glob("serving/*.yaml"))
 PUBLISHED = [
     file for file in JOB_FILES if not (load_job(file).spec.training.has_user_code or file.parent.name == "text-to-sql")

@@ -139,8 +139,8 @@ class FinetuneJobSpec(Section):
         self._check_adapter()
         self._check_optimizer()
         self._check_reproducible()
-        objective, on_gpus = self.training.objective, self.workers.gpus > 0
-        check_precision(self.execution, self.model, self.adapter, objective, on_gpus=on_gpus)
+        on_gpus = self.workers.gpus > 0
+        check_precision(self.execution, self.model, self.adapter, self.training.objective, on_gpus=on_gpus)
         self._check_storage()
         self._check_serving()
         self._check_micro_batch()
@@ -314,10 +314,8 @@ class FinetuneJobSpec(Section):
                     f"parameters cannot be offloaded with {self.adapter.quantization} weights: use optimizer or none",
                 )
             if self.execution.zero_stage == 3:
-                invalid(
-                    "execution.zeroStage",
-                    f"3 cannot shard {self.adapter.quantization} weights: use auto or at most 2",
-                )
+                reason = f"3 cannot shard {self.adapter.quantization} weights: use auto or at most 2"
+                invalid("execution.zeroStage", reason)
         at_stage_3 = self.execution.zero_stage == 3 or self.execution.offload == "parameters"
         if self.adapter is not None and self.execution.compile is True and at_stage_3:
             reason = "layers with frozen weights cannot be compiled at ZeRO stage 3: use auto or false"
@@ -367,10 +365,9 @@ class FinetuneJobSpec(Section):
             invalid("serving", reason)
 
     def _check_micro_batch(self) -> None:
-        micro_batch_size = self.execution.micro_batch_size
-        if micro_batch_size != "auto" and micro_batch_size > self.training.global_batch_size:
-            reason = f"{micro_batch_size} is more than training.globalBatchSize, {self.training.global_batch_size}"
-            invalid("execution.microBatchSize", reason)
+        size, batch = self.execution.micro_batch_size, self.training.global_batch_size
+        if size != "auto" and size > batch:
+            invalid("execution.microBatchSize", f"{size} is more than training.globalBatchSize, {batch}")
 
 
 class FinetuneJob(Section):

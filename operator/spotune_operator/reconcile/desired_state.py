@@ -300,7 +300,7 @@ class ReconcileContext:
             return Replicas(0)
         if self.pool_choice is not None:
             return replicas_of(self.pool_choice)
-        if self.deadline is not None and self.deadline.replicas is not None:
+        if self.queue_request is None and self.deadline is not None and self.deadline.replicas is not None:
             return self.deadline.replicas
         count, workers = self.job.spec.workers.count, self.observed.workers
         on_demand = min(count, len(overdue(self.job, workers, self.now)))

@@ -7,7 +7,15 @@ from dataclasses import replace
 from spotune.job import QueueStatus
 from spotune.units.timestamps import rfc3339
 from spotune_operator.kueue.partial_admission import PATIENCE_SECONDS
-from tests.operator.support.scenarios import NOW, Scenario, a_cluster_job, cluster_of, replicas, training_scenario
+from tests.operator.support.scenarios import (
+    NOW,
+    Scenario,
+    a_cluster_job,
+    cluster_of,
+    new_scenario,
+    replicas,
+    training_scenario,
+)
 
 WORKERS = 4
 
@@ -80,3 +88,14 @@ def test_preempted_cluster_that_kueue_cannot_admit_again_is_created_anew() -> No
     assert replicas(scenario.decide())["workers"] >= 1
     scenario.has_children(suspended=True)
     assert scenario.decide().delete == [], "it waits for its first admission"
+
+
+def test_deadline_asks_the_queue_for_no_more_than_it_has() -> None:
+    """Without slack a job in no queue would ask for as many on-demand workers in addition."""
+    workers = {"count": WORKERS, "min": 1, "capacity": "spot-then-on-demand"}
+    scenario = new_scenario(workers=workers, deadline="6h10m", cluster={"provider": "none", "queueName": "team"})
+    scenario.observe(created=NOW)
+    scenario.trains(step=40, etaSeconds=6 * 3600, lastCheckpoint={"step": 40, "time": NOW})
+    scenario.decide()
+    assert replicas(scenario.decide()) == {"workers": WORKERS, "on-demand": 0}
+    assert scenario.condition("DeadlineAtRisk").reason == "NoSlackLeft"
