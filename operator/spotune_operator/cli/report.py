@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from html import escape
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from spotune_client.cluster.jobs import get_job, status_of
 from spotune_client.cluster.kubeconfig import ClusterOptions, open_cluster
 from spotune_client.report import report_page
 from spotune_operator.cli.head_template import head_template
+from spotune_operator.cli.status import cost_line
 
 
 def report_of_job(name: str, namespace: str, kubeconfig: Path | None, context: str) -> str:
@@ -20,4 +25,18 @@ def report_of_job(name: str, namespace: str, kubeconfig: Path | None, context: s
         KubernetesError: The pod cannot be created, does not start, or fails.
     """
     cluster = open_cluster(ClusterOptions(namespace, kubeconfig, context))
-    return report_page(cluster, name, partial(typer.echo, err=True), head_template)
+    page = report_page(cluster, name, partial(typer.echo, err=True), head_template)
+    return with_cost(page, status_of(get_job(cluster, name)))
+
+
+def with_cost(page: str, status: Mapping[str, Any]) -> str:
+    """The page with money spent and saved among its figures, or why that is not known.
+
+    The trainer makes the page from its files, which have no prices. Its image may be older than this command, so the
+    figures are added here.
+    """
+    cost, text = status.get("cost") or {}, cost_line(status)
+    figures = [(name, cost[name]) for name in ("spent", "saved") if cost.get(name) is not None]
+    found = "".join(f"<div><dt>{name}</dt><dd>{value:.2f} {cost['currency']}</dd></div>" for name, value in figures)
+    remark = f'<p class="lead">Cost: {escape(text)}.</p>' if text else ""
+    return page.replace("</dl>", f"{found}</dl>\n{remark}", 1) if remark else page
