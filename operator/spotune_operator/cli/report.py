@@ -36,7 +36,7 @@ def with_cost(page: str, status: Mapping[str, Any]) -> str:
     figures are added here.
     """
     cost, text = status.get("cost") or {}, cost_line(status)
-    figures = [(name, cost[name]) for name in ("spent", "saved") if cost.get(name) is not None]
-    found = "".join(f"<div><dt>{name}</dt><dd>{value:.2f} {cost['currency']}</dd></div>" for name, value in figures)
+    amounts = [(name, cost[name]) for name in ("spent", "saved") if cost.get(name) is not None]
+    found = "".join(f"<div><dt>{name}</dt><dd>{value:.2f} {cost['currency']}</dd></div>" for name, value in amounts)
     remark = f'<p class="lead">Cost: {escape(text)}.</p>' if text else ""
     return page.replace("</dl>", f"{found}</dl>\n{remark}", 1) if remark else page
