@@ -66,7 +66,7 @@ spec:
   head:       {capacity: on-demand, resources: {requests: {cpu: 500m}}, podTemplate: {}}
   storage:    {bucket: "s3://bucket/t5", credentials: {secretName: bucket, endpoint: ""},
                storageClassName: "", size: 200Gi, existingClaim: "", retain: true}
-  cluster:    {provider: auto, image: "", rayVersion: "", queueName: ""}
+  cluster:    {provider: auto, image: "", rayVersion: "", queueName: "", queuePriorityClass: ""}
   retry:      {appFailureLimit: 3, backoff: {initial: 5s, max: 5m}, hangTimeout: 30m, maxGpuHours: 0}
   deadline: 36h
   maxCost: 120 USD
