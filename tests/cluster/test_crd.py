@@ -34,6 +34,9 @@ NAMED_OTHERWISE = {
     "template that is a mapping": 'unknown field "spec.dataset.text.body"',
     "two forms of text": "spec.dataset: Invalid value",
     "a preference objective without pairs": "spec.dataset: Invalid value",
+    "pools: same name": 'spec.workers.pools[1]: Duplicate value: {"name":"a"}',
+    "pools: same nodes": "spec.workers.pools: Invalid value",
+    "pools: currencies": "spec.workers.pools: Invalid value",
 }
 """Error messages for invalid jobs that do not start with `FIELD: ` and the field that the models name."""
 

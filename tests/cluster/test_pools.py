@@ -1,5 +1,6 @@
 """Pools run dry and come back: the job moves, loses no step, and its model equals that of an undisturbed run."""
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -130,4 +131,4 @@ def test_overlapping_pools_are_refused_by_the_api_server(operator: Operator, wor
     ):
         manifest["spec"]["workers"]["pools"] = wrong
         with pytest.raises(KubectlError, match=message.replace("[", r"\[").replace("]", r"\]")):
-            workplace.kubectl.apply(manifest)
+            workplace.kubectl("apply", "--dry-run=server", "--filename=-", stdin=json.dumps(manifest))

@@ -37,7 +37,7 @@ WRONG_POOLS = [
         ),
         (
             "same nodes",
-            _pools("{name: a, zone: z}", "{name: b, nodeSelector: {topology.kubernetes.io/zone: z}}"),
+            _pools("{name: a, zone: z}", "{name: b, zone: z}"),
             (
                 "pools[1]: b overlaps a: both have the same nodes (capacity, zone, gpuType and nodeSelector): remove "
                 "one of them, or give it a selector of its own"
