@@ -11,8 +11,7 @@ ZONE = {"topology.kubernetes.io/zone": "z"}
 
 
 def test_zone_and_selector_of_the_same_zone_overlap() -> None:
-    pools = [{"name": "a", "zone": "z"}, {"name": "b", "nodeSelector": ZONE}]
+    one, other = {"name": "a", "zone": "z"}, {"name": "b", "nodeSelector": ZONE}
     with pytest.raises(ValidationError, match="b overlaps a: both have the same nodes"):
-        WorkersSpec.model_validate({"count": 4, "pools": pools})
-    pools[1]["capacity"] = "on-demand"
-    assert len(WorkersSpec.model_validate({"count": 4, "pools": pools}).pools) == 2
+        WorkersSpec.model_validate({"count": 4, "pools": [one, other]})
+    assert len(WorkersSpec.model_validate({"count": 4, "pools": [one, other | {"capacity": "on-demand"}]}).pools) == 2
