@@ -311,14 +311,14 @@ class ReconcileContext:
 
     @cached_property
     def queue_request(self) -> QueueRequest | None:
-        """What the job asks its queue for; None if it is in none, has pools, or has no use for workers yet."""
+        """What the job asks its queue for; None if it is in none, has pools, or has asked for nothing yet."""
         previous, workers = self.previous.queue, self.job.spec.workers
-        if not self.job.spec.cluster.queue_name or workers.pools or self.target is not ClusterTarget.RUN:
-            return None
-        if not (self.preflight_passed and self.data_prepared):
+        if not self.job.spec.cluster.queue_name or workers.pools:
             return None
         since = unix_time(previous.since) if previous is not None else None
         asked = QueueRequest(previous.workers, since) if previous is not None and since is not None else None
+        if self.target is not ClusterTarget.RUN or not (self.preflight_passed and self.data_prepared):
+            return asked  # nothing changes while the workers commit
         return next_request(
             asked, self._queued_workers, workers.count, workers.min_count, self.now, suspended=self.waits_in_queue
         )

@@ -108,6 +108,4 @@ def _prepares_more_data(context: ReconcileContext) -> bool:
 def queue_status(context: ReconcileContext) -> QueueStatus | None:
     """What the job asks its queue for; it stays while the workers are released."""
     request = context.queue_request
-    if request is None:
-        return context.previous.queue if context.job.spec.cluster.queue_name else None
-    return QueueStatus(workers=request.workers, since=rfc3339(request.since))
+    return QueueStatus(workers=request.workers, since=rfc3339(request.since)) if request is not None else None

@@ -99,3 +99,16 @@ def test_deadline_asks_the_queue_for_no_more_than_it_has() -> None:
     scenario.decide()
     assert replicas(scenario.decide()) == {"workers": WORKERS, "on-demand": 0}
     assert scenario.condition("DeadlineAtRisk").reason == "NoSlackLeft"
+
+
+def test_job_that_commits_asks_for_no_more_workers() -> None:
+    scenario = queued_scenario()
+    has_admitted(scenario, admitted=1, asked=WORKERS)
+    scenario.decide()
+    scenario.decide(after=PATIENCE_SECONDS + 1)
+    has_admitted(scenario, admitted=2, asked=2)
+    suspended = scenario.job.spec.model_copy(update={"suspend": True})
+    scenario.edit(scenario.job.model_copy(update={"spec": suspended}))
+    scenario.supervisor_reports(step=20, totalSteps=100)
+    decision = scenario.decide(after=60)
+    assert (decision.command, replicas(decision)) == ("stop", {"workers": 2})
