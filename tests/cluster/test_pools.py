@@ -75,6 +75,7 @@ def job(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace) -> 
         yield found
 
 
+@pytest.mark.long  # some minutes: pools refuse, are probed and move
 def test_pools_run_dry_and_come_back(
     cluster: ClusterUnderTest,
     job: RunningJob,
