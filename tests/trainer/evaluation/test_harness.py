@@ -156,9 +156,16 @@ def test_a_driver_refuses_an_unknown_task_before_it_waits_for_workers(tmp_path: 
     assert (files.read_json(directory.status) or {})["phase"] == "Failed"
 
 
+class NoAgents:
+    """The agents of a driver that never gets as far as to workers: the status asks them for unfit nodes alone."""
+
+    def unfit_nodes(self) -> list[dict[str, Any]]:
+        return []
+
+
 def no_workers() -> DriverDependencies:
     """Dependencies of a driver that never gets as far as to workers."""
-    return DriverDependencies(None)  # type: ignore[arg-type]
+    return DriverDependencies(NoAgents())  # type: ignore[arg-type]
 
 
 def test_a_missing_package_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
