@@ -18,7 +18,7 @@ from spotune_testcluster.waiting import wait_for
 from tests.cluster.finetune_jobs import SMALL, STEPS, RunArtifacts, RunningJob, Workplace
 from tests.cluster.operator_install import Operator
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 
 BAD = "n2"
 PROGRAM = f"""#!/bin/sh
