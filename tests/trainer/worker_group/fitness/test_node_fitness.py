@@ -11,6 +11,7 @@ from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.job_directory.notice import write_notice
+from spotune_trainer.worker_group.agent_daemon import PROCESS_NAME
 from spotune_trainer.worker_group.agent_pool import AgentPool
 from spotune_trainer.worker_group.fitness.node_fitness import NodeFitness
 from spotune_trainer.worker_group.result import Slots, Trained, Yielded
@@ -60,7 +61,7 @@ def test_unfit_node_is_left_out_and_known_ones_are_not_checked_again(cluster: Cl
 
     agent = cluster.agent()
     kill(agent)
-    until(lambda: pool.ensure(gpus=False).ready and cluster.agent() != agent)
+    until(lambda: pool.ensure(gpus=False).ready and {*cluster.named(PROCESS_NAME).values()} - {agent})
     wait_until_known(pool)
     assert len(ledger.records("node-checked")) == 2, "a new agent checks a known node again"
     known = NodeFitness(directory).unfit_nodes()
