@@ -9,6 +9,19 @@ _PRIOR_LIFETIME: float = 3600.0
 """Seconds of availability that every market is given in advance: a market that was never lost has no mean."""
 
 
+def expected_lifetime(available: float, losses: int) -> float:
+    """Seconds that nodes are expected to stay.
+
+    This is the maximum-likelihood estimate of the mean of exponential spells of which some are still going on (total
+    time at risk over the number of events), with one loss in `_PRIOR_LIFETIME` before the first observation.
+
+    Args:
+        available: Seconds for which nodes were there.
+        losses: How often they were lost.
+    """
+    return (available + _PRIOR_LIFETIME) / (losses + 1)
+
+
 @dataclass
 class _Spells:
     """Of one market: its state, since when, and the earlier spells of availability as (begin, end) in seconds."""
@@ -40,18 +53,14 @@ class MarketHistory:
             spells.available, spells.since = available, now
 
     def expected_lifetime(self, market: str, now: float) -> float:
-        """Seconds that nodes of a market are expected to stay: time available in the window over losses in it.
-
-        This is the maximum-likelihood estimate of the mean of exponential spells of which some are still going on
-        (total time at risk over the number of events), with one loss in `_PRIOR_LIFETIME` before the first observation.
-        """
+        """Seconds that nodes of a market are expected to stay, by time available and losses in the window."""
         spells = self._markets.get(market)
         if spells is None:
-            return _PRIOR_LIFETIME
+            return expected_lifetime(0.0, 0)
         begin = now - self._window
         while spells.lifetimes and spells.lifetimes[0][1] <= begin:
             spells.lifetimes.popleft()
         available = sum(end - max(start, begin) for start, end in spells.lifetimes)
         if spells.available:
             available += now - max(spells.since, begin)
-        return (available + _PRIOR_LIFETIME) / (len(spells.lifetimes) + 1)
+        return expected_lifetime(available, len(spells.lifetimes))

@@ -332,8 +332,7 @@ class ReconcileContext:
     @property
     def needs_new_cluster(self) -> bool:
         """Whether the RayCluster is deleted and created again: Kueue has preempted it and cannot admit it again."""
-        cluster = self.observed.children.get("RayCluster")
-        is_stuck = self.waits_in_queue and cluster is not None and cluster.cannot_be_admitted
+        is_stuck = self.waits_in_queue and self.observed.children["RayCluster"].cannot_be_admitted
         return is_stuck and self.target is ClusterTarget.RUN and not self.observed.pods
 
     @property

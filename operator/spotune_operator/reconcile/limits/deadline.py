@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from spotune.deadline.history import expected_lifetime
 from spotune.deadline.policy import decide
 from spotune.deadline.terms import Choice, Decision, JobState, Market, Outlook, Switching, work_seconds
 from spotune.formatting import duration
@@ -27,8 +28,6 @@ from spotune_operator.settings import Settings
 DEADLINE: Final = "DeadlineAtRisk"
 DECISION_SECONDS: Final = 60.0
 """Longest time between two decisions: ``interval`` of ``Switching``."""
-_PRIOR_LIFETIME: Final = 3600.0
-"""Seconds that nodes are expected to stay before any was lost, as in ``spotune.deadline.history``."""
 _ASSUMED_PRICES: Final = (1.0, 3.0)
 """Of spot and on-demand nodes without settings: their ratio is what the policy needs."""
 _NEW_SPEED: Final = 0.05
@@ -127,11 +126,12 @@ def decide_deadline(
     has_spot = waiting == 0 and not on_demand and capacity != "on-demand" and len(workers) >= count
     pays = capacity == "on-demand" or bool(on_demand)
     asked = min((pod.created for pod in on_demand), default=now)
+    spot_price, on_demand_price = _prices(settings)
     state = JobState(
         work=work,
         to_deadline=deadline.at(created) - now,
-        markets=(Market("spot", _prices(settings)[0], has_spot, expected_lifetime(status, job)),),
-        on_demand_price=_prices(settings)[1],
+        markets=(Market("spot", spot_price, has_spot, _spot_lifetime(status, job)),),
+        on_demand_price=on_demand_price,
         holds="spot" if has_spot else "",
         on_demand=pays,
         starting=0.0 if paid or not on_demand else max(0.0, switching.on_demand_start - (now - asked)),
@@ -158,14 +158,11 @@ def _replicas(decision: Decision, count: int, waiting: int, paid: int, *, moves:
     return Replicas(count, min(count, waiting) if decision.choice is Choice.ON_DEMAND else 0)
 
 
-def expected_lifetime(status: FinetuneJobStatus, job: FinetuneJob) -> float:
-    """Seconds that spot nodes are expected to stay: the time that this job had all of them, over its losses.
-
-    The estimate of ``MarketHistory.expected_lifetime``, from what the status counts over the whole job.
-    """
+def _spot_lifetime(status: FinetuneJobStatus, job: FinetuneJob) -> float:
+    """Seconds that spot nodes are expected to stay, by the time that this job had all of them, and its losses."""
     gpus = job.spec.workers.count * max(1, job.spec.workers.gpus)
     losses = status.restarts.worker_lost + status.restarts.preempted
-    return (status.gpu_seconds.spot / gpus + _PRIOR_LIFETIME) / (losses + 1)
+    return expected_lifetime(status.gpu_seconds.spot / gpus, losses)
 
 
 def _prices(settings: Settings) -> tuple[float, float]:
