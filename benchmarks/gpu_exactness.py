@@ -60,6 +60,7 @@ class Kind:
         length: tokens per row, in bfloat16; None for rows of very different lengths up to about eighty.
         documents: documents packed into each such row.
         deterministic: whether to use deterministic kernels only.
+        same_bits_as: sections of the job with which the uninterrupted run must end with the same bits.
     """
 
     task: str = "seq2seq"
@@ -68,6 +69,7 @@ class Kind:
     length: int | None = None
     documents: int = 1
     deterministic: bool = True
+    same_bits_as: Mapping[str, Any] | None = None
 
     def job(self, runs: Runs, **checkpoint: int) -> FinetuneJob:
         """The job of this configuration: ten steps."""
@@ -77,7 +79,7 @@ class Kind:
             return runs.job(self.task, self.dtype, checkpoint=checkpoint, **sections)
         folder = runs.root / f"rows-of-{self.length}-with-{self.documents}"
         shutil.rmtree(folder, ignore_errors=True)
-        sections["training"] = {"maxSteps": 2 * INTERRUPTED_AFTER, "seed": 7}
+        sections["training"] = {**sections.get("training", {}), "maxSteps": 2 * INTERRUPTED_AFTER, "seed": 7}
         every = {"every": INTERRUPTED_AFTER, **checkpoint}
         return make_llama_job(folder, "small", 12, self.length, sections, self.documents, **every)
 
@@ -105,7 +107,17 @@ KINDS = {
         length=2048,
         sections={"execution": {"compile": True, "precision": "fp8"}, "adapter": {"lora": {"r": 16, "dropout": 0.1}}},
     ),
-    "optimizer on the host": Kind(sections={"execution": {"offload": "optimizer"}}),
+    "optimizer on the host": Kind(sections={"execution": {"offload": "optimizer"}}, same_bits_as={}),
+    "optimizer on the host, compiled": Kind(
+        length=2048,
+        sections={"execution": {"offload": "optimizer", "compile": True}},
+        same_bits_as={"execution": {"compile": True}},
+    ),
+    "optimizer on the host, 8-bit moments": Kind(
+        length=2048,
+        sections={"training": {"optimizer": "adamw8bit"}, "execution": {"offload": "optimizer", "compile": True}},
+        same_bits_as={"training": {"optimizer": "adamw8bit"}, "execution": {"compile": True}},
+    ),
     "rows of 2,048": Kind(length=2048),
     "rows of 2,048, compiled": Kind(length=2048, sections={"execution": {"compile": True}}),
     "rows of 2,048, eight documents each": Kind(length=2048, documents=8, sections={"execution": {"compile": True}}),
@@ -207,8 +219,20 @@ def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int], only: str) 
             if stage not in stages:
                 continue
             directory = JobDirectory(runs.root / f"kind-{number}-{stage}")
-            steps, resumed = resume(runs, directory, Layout(world_size, stage), kind)
-            yield {"kind": name, "zeroStage": stage, "lastLoss": steps[-1]["loss"], **resumed}
+            layout = Layout(world_size, stage)
+            steps, resumed = resume(runs, directory, layout, kind)
+            found = {"kind": name, "zeroStage": stage, "lastLoss": steps[-1]["loss"], **resumed}
+            if kind.same_bits_as is not None and stage < 3:  # at stage 3 the processor takes the step
+                other = JobDirectory(runs.root / f"other-{number}-{stage}")
+                train(runs, other, layout, replace(kind, sections=kind.same_bits_as))
+                found["sameBitsOnTheDevice"] = _same_bits(directory, other)
+            yield found
+
+
+def _same_bits(directory: JobDirectory, other: JobDirectory) -> bool:
+    """Whether two runs of as many steps end with the same states."""
+    mine, theirs = (committed_state(each, 2 * INTERRUPTED_AFTER) for each in (directory, other))
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
 
 
 def overflow(runs: Runs, layout: Layout, dtype: str) -> dict[str, Any]:

@@ -54,28 +54,29 @@ class LongCase:
     seconds: float
 
 
-def _long(size: str, length: int, rows: int, sections: dict[str, Any], seconds: float, **more: Any) -> LongCase:
+def long_case(size: str, length: int, rows: int, sections: dict[str, Any], seconds: float, **more: Any) -> LongCase:
+    """A Llama's case: its size, tokens of a row, rows of a step, sections of the job, seconds, and fields of `Case`."""
     values = {"zero_stage": 1, "compile": True, "warm_up": 2, "steps": 3, **more}
     return LongCase(Case(size, length, batch=rows, sections=sections, **values), seconds)
 
 
 CASES = {
-    "8B LoRA, 128k": _long("8B", 131072, 1, _LORA, 330, warm_up=1, steps=2),
-    "8B LoRA, 4k": _long("8B", 4096, 16, _LORA, 100, micro_batch=2),
-    "8B, 32k": _long("8B", 32768, 2, _FULL_8BIT, 150),
-    "8B, 4k": _long("8B", 4096, 16, _FULL_8BIT, 120, micro_batch=2),
-    "8B LoRA, 32k": _long("8B", 32768, 2, _LORA, 130),
-    "1.1B, 128k": _long("1.1B", 131072, 1, _FULL, 160, warm_up=1, steps=2),
-    "1.1B, 32k": _long("1.1B", 32768, 2, _FULL, 80),
-    "1.1B, 4k": _long("1.1B", 4096, 32, _FULL, 70, micro_batch=8),
-    "1.1B, 128k of 32 documents": _long("1.1B", 131072, 1, _FULL, 80, documents=32),
-    "8B LoRA, 128k of 32 documents": _long("8B", 131072, 1, _LORA, 150, documents=32),
-    "8B, 32k, offloaded": _long("8B", 32768, 2, {**_FULL_8BIT, "execution": {"offloadActivations": True}}, 150),
+    "8B LoRA, 128k": long_case("8B", 131072, 1, _LORA, 330, warm_up=1, steps=2),
+    "8B LoRA, 4k": long_case("8B", 4096, 16, _LORA, 100, micro_batch=2),
+    "8B, 32k": long_case("8B", 32768, 2, _FULL_8BIT, 150),
+    "8B, 4k": long_case("8B", 4096, 16, _FULL_8BIT, 120, micro_batch=2),
+    "8B LoRA, 32k": long_case("8B", 32768, 2, _LORA, 130),
+    "1.1B, 128k": long_case("1.1B", 131072, 1, _FULL, 160, warm_up=1, steps=2),
+    "1.1B, 32k": long_case("1.1B", 32768, 2, _FULL, 80),
+    "1.1B, 4k": long_case("1.1B", 4096, 32, _FULL, 70, micro_batch=8),
+    "1.1B, 128k of 32 documents": long_case("1.1B", 131072, 1, _FULL, 80, documents=32),
+    "8B LoRA, 128k of 32 documents": long_case("8B", 131072, 1, _LORA, 150, documents=32),
+    "8B, 32k, offloaded": long_case("8B", 32768, 2, {**_FULL_8BIT, "execution": {"offloadActivations": True}}, 150),
 }
 """The most important first. A row of 131,072 tokens takes a minute at 8B, so there are few steps."""
 TOYS = {
-    "toy, 1k": _long("tiny", 1024, 2, _FULL, 60, warm_up=1, steps=1),
-    "toy LoRA, 1k, offloaded": _long(
+    "toy, 1k": long_case("tiny", 1024, 2, _FULL, 60, warm_up=1, steps=1),
+    "toy LoRA, 1k, offloaded": long_case(
         "small",
         1024,
         2,
@@ -85,7 +86,7 @@ TOYS = {
         warm_up=1,
         steps=1,
     ),
-    "toy, 1k of 4 documents": _long("tiny", 1024, 1, _FULL, 60, compile=False, documents=4, warm_up=1, steps=1),
+    "toy, 1k of 4 documents": long_case("tiny", 1024, 1, _FULL, 60, compile=False, documents=4, warm_up=1, steps=1),
 }
 LENGTHS = (4096, 32768, 131072)
 _BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -188,11 +189,11 @@ def _free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def run(name: str, case: Case) -> dict[str, Any]:
+def run(name: str, case: Case, worker_type: type[MeasuredWorker] = LongRowsWorker) -> dict[str, Any]:
     """Train a case; what went wrong is part of the result."""
     asked = {"name": name, **{to_camel(field): value for field, value in asdict(case).items()}}
     try:
-        return {**asked, **measure(case, 0, 1, None, LongRowsWorker)}
+        return {**asked, **measure(case, 0, 1, None, worker_type)}
     except torch.OutOfMemoryError:
         traceback.print_exc()
         return {**asked, "outOfMemory": True}
@@ -219,7 +220,7 @@ def main() -> None:
     started = time.monotonic()
     if options.flash:
         packed_attention.CUDNN_FROM_TOKENS = 1 << 62
-    found = _previous(options.output)
+    found = previous_results(options.output)
     known = TOYS if options.toy else CASES
     names = options.cases or [name for name in known if name not in found["cases"]]
     with torchrun_group() as (_, world_size):
@@ -249,7 +250,8 @@ def _with_execution(case: Case, execution: Mapping[str, Any]) -> Case:
     return replace(case, sections=sections)
 
 
-def _previous(output: Path | None) -> dict[str, Any]:
+def previous_results(output: Path | None) -> dict[str, Any]:
+    """What an output has by now, to which cases are added."""
     if output is None or not output.exists():
         return {"machine": {}, "kernels": [], "cases": {}}
     content: dict[str, Any] = json.loads(output.read_text())

@@ -28,6 +28,12 @@ LIVE_PARAMETERS = 1_000_000_000
 PREFETCH_ELEMENTS = 50_000_000
 STEP_ELEMENTS = 1 << 26
 """Number of gradients that the fused optimizer step holds in float32 at once."""
+STREAM_ELEMENTS = 1 << 24
+"""Elements of optimizer states in host memory that are copied to the device at once."""
+STREAM_ELEMENT_BYTES = 12
+"""A float32 master and two float32 moments."""
+STREAM_SLOTS = 4
+"""Pieces of that size that are on the device at once: one arrives, one is updated, one leaves, and one to spare."""
 FIXED_POINT_ELEMENTS = 1 << 24
 """Number of gradients that `execution.reproducible` converts, squares or applies at once, on GPUs."""
 FIXED_POINT_BYTES = 8
@@ -49,7 +55,8 @@ class Precision:
     In float32, the weights are their own master weights, unless DeepSpeed shards the optimizer: it then copies the
     worker's shard (`sharded_master_bytes`). With `fused_step`, at stages 1 to 3, the optimizer reads gradients directly
     from the buffers they were reduced to, and a single worker at stage 1 does not reduce them. DeepSpeed's own step
-    copies them. With `whole_matrices`, the optimizer updates whole matrices, which only stages 0 to 2 allow. With
+    copies them. With `streamed_step`, the device also updates states in host memory, at stages 1 and 2; otherwise the
+    processor does. With `whole_matrices`, the optimizer updates whole matrices, which only stages 0 to 2 allow. With
     `fixed_point`, every worker sums the gradients of its micro-batches in 64-bit integers, at stages 0 to 2.
     """
 
@@ -58,6 +65,7 @@ class Precision:
     optimizer_bytes: float
     sharded_master_bytes: int = 0
     fused_step: bool = False
+    streamed_step: bool = False
     checkpoint_bytes: float = CHECKPOINT_BYTES_PER_PARAMETER
     whole_matrices: bool = False
     fixed_point: bool = False
@@ -70,7 +78,7 @@ class Precision:
 
 FLOAT32 = Precision(weight_bytes=4, gradient_bytes=4, optimizer_bytes=8, sharded_master_bytes=4)
 FLOAT16 = Precision(weight_bytes=2, gradient_bytes=2, optimizer_bytes=12)
-BFLOAT16 = replace(FLOAT16, fused_step=True)
+BFLOAT16 = replace(FLOAT16, fused_step=True, streamed_step=True)
 MOMENTS_8BIT_BYTES = 2 * (1 + 4 / 256)
 """Bytes per parameter: two one-byte codes, and two float32 scales per 256 elements (docs/adr/0022)."""
 
@@ -103,6 +111,8 @@ def precision_of(
         fixed_point: whether gradients are summed in fixed point, for `execution.reproducible: worldSize`.
     """
     precision = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}[dtype]
+    if precision.streamed_step and not can_stream(optimizer, ema=ema):
+        precision = replace(precision, streamed_step=False)
     if fixed_point:
         precision = replace(precision, fixed_point=True)
     if optimizer == "adamw" and not ema:
@@ -116,6 +126,11 @@ def precision_of(
         checkpoint_bytes=4 + state_bytes + ema_bytes,
         whole_matrices=optimizer in WHOLE_MATRIX_OPTIMIZERS,
     )
+
+
+def can_stream(optimizer: Optimizer, *, ema: bool) -> bool:
+    """Whether the device can update this optimizer's states in host memory; it also takes bfloat16."""
+    return optimizer in ("adamw", "adamw8bit") and not ema
 
 
 def _states_per_parameter(optimizer: Optimizer, trained: TrainedParameters) -> float:
@@ -219,8 +234,8 @@ def model_states(
         precision: bytes per parameter.
         zero_stage: 0 shards nothing, 1 the optimizer states, 2 also the gradients, 3 also the weights.
         world_size: number of workers.
-        offload: `optimizer` moves the optimizer states, and from stage 2 the reduced float32 gradients, to host memory;
-            `parameters` (stage 3) also moves the weights.
+        offload: `optimizer` moves the optimizer states to host memory, and the reduced float32 gradients as well if the
+            processor does the step; `parameters` (stage 3) also moves the weights.
         frozen: number of frozen parameters, which have no gradients and no optimizer states.
         quantised: number of frozen parameters in 4 bits, which no stage shards.
         whole_gradients: at stage 3, keep unsharded gradients, in addition to the reduced ones for the step.
@@ -245,6 +260,8 @@ def model_states(
     optimizer = _share(optimizer, world_size if zero_stage >= 1 else 1)
     if offload == "none":
         return ModelStates(weights, gradients, optimizer)
+    if steps_on_device(precision, zero_stage, offload):
+        return ModelStates(weights, gradients, optimizer_bytes=0, host_bytes=optimizer)
     host = optimizer + _share(parameters * 4, world_size)
     return ModelStates(
         weights_bytes=0 if offload == "parameters" else weights,
@@ -252,6 +269,11 @@ def model_states(
         optimizer_bytes=0,
         host_bytes=host + (weights if offload == "parameters" else 0),
     )
+
+
+def steps_on_device(precision: Precision, zero_stage: ZeroStage, offload: Offload) -> bool:
+    """Whether the device updates the optimizer states, wherever they are."""
+    return offload == "none" or (offload == "optimizer" and zero_stage in (1, 2) and precision.streamed_step)
 
 
 def commit_bytes(parameters: int, world_size: int, precision: Precision) -> int:
@@ -304,18 +326,25 @@ def estimate_memory(
             _gathered_bytes(trained, precision, offload, gathered_layers, whole_gradients) if zero_stage == 3 else 0
         ),
         reduction_bytes=_reduction_bytes(count, precision, zero_stage, world_size, offload),
-        step_bytes=_step_bytes(trained, precision, zero_stage, world_size) if offload == "none" else 0,
+        step_bytes=_step_bytes(trained, precision, zero_stage, world_size, offload),
         runtime_bytes=runtime_bytes,
         commit_bytes=commit_copies * commit_bytes(count, world_size, precision),
         on_cpu=on_cpu,
     )
 
 
-def _step_bytes(trained: TrainedParameters, precision: Precision, zero_stage: ZeroStage, world_size: int) -> int:
+def _step_bytes(
+    trained: TrainedParameters, precision: Precision, zero_stage: ZeroStage, world_size: int, offload: Offload
+) -> int:
     """The float32 copy of a worker's gradients for the optimizer step, and temporary copies of a whole matrix.
 
-    DeepSpeed first concatenates the gradients into one tensor; at stage 3 it does this group by group.
+    DeepSpeed first concatenates the gradients into one tensor; at stage 3 it does this group by group. States in host
+    memory come to the device piece by piece, with the gradients of one piece in float32.
     """
+    if not steps_on_device(precision, zero_stage, offload):
+        return 0
+    if offload == "optimizer":
+        return STREAM_ELEMENTS * (STREAM_SLOTS * STREAM_ELEMENT_BYTES + 4)
     if precision.fixed_point:
         return FIXED_POINT_STEP_BYTES * min(trained.count, FIXED_POINT_ELEMENTS)
     whole = WHOLE_MATRIX_STEP_BYTES * trained.largest_matrix if precision.whole_matrices else 0
@@ -337,10 +366,11 @@ def _reduction_bytes(
     """
     if precision.fixed_point:
         return (precision.gradient_bytes + FIXED_POINT_BYTES) * min(parameters, FIXED_POINT_ELEMENTS)
-    if zero_stage in (0, 3) or (zero_stage == 1 and world_size == 1 and precision.fused_step and offload == "none"):
+    on_device = steps_on_device(precision, zero_stage, offload)
+    if zero_stage in (0, 3) or (zero_stage == 1 and world_size == 1 and precision.fused_step and on_device):
         return 0
     buckets = 2 * min(parameters, REDUCE_BUCKET_ELEMENTS) * precision.gradient_bytes
-    reduced = _share(parameters * precision.gradient_bytes, world_size) if zero_stage == 1 and offload == "none" else 0
+    reduced = _share(parameters * precision.gradient_bytes, world_size) if zero_stage == 1 and on_device else 0
     return buckets + reduced
 
 

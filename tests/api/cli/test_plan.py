@@ -252,7 +252,7 @@ def test_offloaded_states_are_shown_as_host_memory(planner: Planner) -> None:
     planner.job(more="  execution: {offload: optimizer}\n")
 
     assert "Host memory for offload" in planner.run()[1]
-    assert planner.json("--workers", "1")["workers"][0]["memoryPerWorker"]["hostBytes"] == (16 + 2 * 12) * 2_851_598_336
+    assert planner.json("--workers", "1")["workers"][0]["memoryPerWorker"]["hostBytes"] == (12 + 2 * 12) * 2_851_598_336
 
 
 def test_8bit_moments_take_a_quarter_and_commits_what_they_took(planner: Planner) -> None:

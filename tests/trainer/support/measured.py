@@ -68,6 +68,32 @@ LLAMAS: dict[str, dict[str, Any]] = {
         "vocab_size": 128256,
     },
 }
+LLAMAS |= {
+    "14B": {  # Qwen 2.5's shapes
+        "hidden_size": 5120,
+        "intermediate_size": 13824,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "vocab_size": 152064,
+    },
+    "32B": {
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "vocab_size": 152064,
+    },
+    "70B": {  # Llama 3.1's shape
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
+}
 LLAMAS["8Bx8"] = LLAMAS["8B"] | {"num_hidden_layers": 8}  # a quarter of its layers
 """Configurations by size."""
 _SAMPLES = 256
@@ -182,7 +208,7 @@ class QuicklyBuiltWorker(Worker):
     """
 
     def set_up(self) -> None:
-        on_gpu = torch.cuda.is_available() and self.job.spec.execution.offload == "none"
+        on_gpu = torch.cuda.is_available() and self.job.spec.execution.offload != "parameters"
         with torch.device("cuda") if on_gpu else nullcontext():
             super().set_up()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from transformers import PreTrainedModel, get_scheduler
 from spotune.errors import JobError
 from spotune.job import TrainingSpec
 from spotune.job.execution import FP8_PRECISIONS, Precision
-from spotune.plan.memory import PREFETCH_ELEMENTS, Offload
+from spotune.plan.memory import PREFETCH_ELEMENTS, Offload, can_stream
 from spotune_trainer.engine.activations.offload import ActivationOffload
 from spotune_trainer.engine.activations.recomputation import recompute_layers
 from spotune_trainer.engine.compile.gradient_accumulation_fusion import register_weight
@@ -23,6 +24,7 @@ from spotune_trainer.engine.compile.layers import compile_layers, repeated_layer
 from spotune_trainer.engine.deepspeed_operators import compile_no_operators
 from spotune_trainer.engine.ema import create_ema
 from spotune_trainer.engine.fixed_point_gradients import has_fixed_point_gradients, install_fixed_point_gradients
+from spotune_trainer.engine.host_states.masters import masters_without_memory, move_masters_to_host
 from spotune_trainer.engine.optimizers.build import build_optimizer
 from spotune_trainer.engine.sync_free_step import install_sync_free_step, skip_step_unless_finite
 from spotune_trainer.engine.zero3_communication import (
@@ -49,7 +51,7 @@ class EngineConfig:
         accumulation: gradient accumulation steps: micro-batches of one rank in one optimizer step.
         dtype: of parameters and activations; masters and moments are fp32.
         gradient_checkpointing: recompute layers in the backward pass.
-        offload: what is kept in host memory. An offloaded optimizer state is updated by the CPU.
+        offload: what is kept in host memory. See `streams_states` for what updates an offloaded optimizer state.
         compile: compile layers and loss with torch.compile.
         gathered_layers: at stage 3, number of layers whose weights stay gathered until the optimizer steps.
         whole_gradients: at stage 3, accumulate whole gradients on every rank and reduce them once a step.
@@ -118,12 +120,7 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
         for layer in recomputed:
             layer.forward = offload.wrap(layer, layer.forward)
     gathered = _gather_whole_layers(model) if config.zero_stage == 3 else 0
-    engine, *_ = deepspeed.initialize(
-        model=model,
-        optimizer=build_optimizer(model, training, compiled=config.compile and config.offload == "none"),
-        config=_deepspeed_config(training, config, trained, gathered, vectors),
-        dist_init_required=False,
-    )
+    engine = _initialize(model, training, config, _deepspeed_config(training, config, trained, gathered, vectors))
     create_states(engine)
     if training.ema_decay:
         create_ema(engine)
@@ -137,6 +134,27 @@ def build_engine(model: PreTrainedModel, training: TrainingSpec, config: EngineC
         for parameter in engine.module.parameters():
             register_weight(parameter)
     return engine
+
+
+def _initialize(
+    model: PreTrainedModel, training: TrainingSpec, config: EngineConfig, deepspeed_config: dict[str, Any]
+) -> Any:
+    streams = streams_states(training, config.dtype, config.zero_stage, config.offload)
+    on_device = config.offload == "none" or streams
+    optimizer = build_optimizer(model, training, compiled=config.compile and on_device)
+    with masters_without_memory() if streams else nullcontext():
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=optimizer, config=deepspeed_config, dist_init_required=False
+        )
+    if streams:
+        move_masters_to_host(engine)
+    return engine
+
+
+def streams_states(training: TrainingSpec, dtype: torch.dtype, zero_stage: int, offload: Offload) -> bool:
+    """Whether optimizer states are in host memory and the device updates them piece by piece, not the processor."""
+    streamed = dtype == torch.bfloat16 and can_stream(training.optimizer, ema=training.ema_decay > 0)
+    return offload == "optimizer" and effective_stage(zero_stage, dtype) < 3 and streamed
 
 
 def _configure_stage_3(engine: Any, config: EngineConfig, gathered: int) -> None:
@@ -256,6 +274,7 @@ def _deepspeed_config(
             whole on every rank.
     """
     world_size = int(os.environ["WORLD_SIZE"])
+    streams = streams_states(training, config.dtype, config.zero_stage, config.offload)
     return {
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": config.accumulation,
@@ -280,7 +299,7 @@ def _deepspeed_config(
             # Prefetch the next two layers.
             "stage3_prefetch_bucket_size": max(PREFETCH_ELEMENTS, 2 * gathered),
             **({"stage3_param_persistence_threshold": vectors} if gathered else {}),
-            **_offload(config.offload),
+            **_offload("none" if streams else config.offload),
         },
         # PyTorch's fused AdamW is vectorized on the CPU, too; DeepSpeed's CPU Adam would have to be compiled first.
         "zero_force_ds_cpu_optimizer": False,

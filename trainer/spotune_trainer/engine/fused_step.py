@@ -11,12 +11,15 @@ exists in fp32.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from deepspeed.runtime.utils import all_gather_dp_groups
 from torch import Tensor, distributed
 
+from spotune_trainer.engine.host_states.stream import stream_of
 from spotune_trainer.engine.optimizers.adamw8bit import AdamW8bit
 from spotune_trainer.engine.optimizers.fused_adamw import fused_adamw_step
 from spotune_trainer.engine.optimizers.master_optimizer import MasterOptimizer
@@ -33,18 +36,25 @@ def fused_step_at_stage_1_or_2(
     Does what DeepSpeedZeroOptimizer.step does in stage_1_and_2.py (DeepSpeed 0.19), in the same order.
 
     Args:
-        zero: DeepSpeed's optimizer around `optimizer` at stage 1 or 2, in bfloat16 and without offload.
+        zero: DeepSpeed's optimizer around `optimizer` at stage 1 or 2, in bfloat16. Masters may be in host memory.
         optimizer: AdamW, AdamW8bit or a MasterOptimizer; it skips the step if its `found_inf` is not zero.
         clip: scalar that gradients are multiplied by.
         adamw_step: one step of torch.optim.AdamW; it has the arguments of `fused_adamw_step`.
     """
-    for index, master in enumerate(zero.single_partition_of_fp32_groups):
-        group, gradients = optimizer.param_groups[index], zero.averaged_gradients[index]
-        _update_master(optimizer, group, master, gradients, clip, adamw_step)
-        zero.free_grad_in_param_list(zero.bit16_groups[index])
-        zero.averaged_gradients[index] = zero.all_grad_tensors[index] = None
-        rank = distributed.get_rank(zero.real_dp_process_group[index])
-        zero.parallel_partitioned_bit16_groups[index][rank].data.copy_(master.data)
+    stream = stream_of(optimizer)
+    with nullcontext() if stream is None else stream.step():
+        for index, master in enumerate(zero.single_partition_of_fp32_groups):
+            group, gradients = optimizer.param_groups[index], zero.averaged_gradients[index]
+            rank = distributed.get_rank(zero.real_dp_process_group[index])
+            weights = zero.parallel_partitioned_bit16_groups[index][rank].data
+            if stream is None:
+                _update_master(optimizer, group, master, gradients, clip, adamw_step)
+            else:
+                _update_master_on_host(optimizer, group, master, gradients, clip, weights)
+            zero.free_grad_in_param_list(zero.bit16_groups[index])
+            zero.averaged_gradients[index] = zero.all_grad_tensors[index] = None
+            if stream is None:
+                weights.copy_(master.data)
     zero._lazy_init_hp_params_optimizer_state()
     gather_weights(zero)
     for index in range(len(zero.bit16_groups)):
@@ -95,6 +105,22 @@ def _update_master(
         return
     found_inf = getattr(optimizer, "found_inf", None)
     adamw_step(group, optimizer.state[master], master, _with_offsets(gradients), clip, found_inf)
+
+
+def _update_master_on_host(
+    optimizer: torch.optim.Optimizer,
+    group: dict[str, Any],
+    master: Tensor,
+    gradients: Sequence[Tensor],
+    clip: Tensor,
+    weights: Tensor,
+) -> None:
+    """The same for a master in host memory; it also writes the weights."""
+    if isinstance(optimizer, AdamW8bit):
+        optimizer.update(group, master, _with_offsets(gradients), clip, weights)
+        return
+    adamw_step = partial(fused_adamw_step, stream=stream_of(optimizer), weights=weights)
+    _update_master(optimizer, group, master, gradients, clip, adamw_step)
 
 
 def _with_offsets(gradients: Sequence[Tensor]) -> Iterator[tuple[int, Tensor]]:

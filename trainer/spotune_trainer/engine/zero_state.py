@@ -39,6 +39,7 @@ from torch import Tensor, distributed
 from spotune_trainer.checkpoint.fragment import EMA, MASTER, SCHEDULE_FREE_BASE, Elements, Fragment, FragmentSource
 from spotune_trainer.checkpoint.reader import schedule_free_average
 from spotune_trainer.engine.fused_step import gather_weights
+from spotune_trainer.engine.host_states.stream import stream_of
 from spotune_trainer.engine.optimizers.adamw8bit import MOMENTS, AdamW8bit, Moments
 from spotune_trainer.engine.optimizers.master_optimizer import MasterOptimizer, MasterSlice
 from spotune_trainer.engine.optimizers.schedule_free import ScheduleFreeAdamW
@@ -81,15 +82,17 @@ def create_states(engine: Any) -> None:
     A checkpoint is restored into them, and most optimizers must know where in a master each parameter begins.
     """
     optimizer, masters = basic_optimizer(engine), masters_of(engine)
-    is_new = not optimizer.state
+    is_new, stream = not optimizer.state, stream_of(optimizer)
     for master in masters:
         if isinstance(optimizer, MasterOptimizer):
             optimizer.create_state(master)
         elif not isinstance(optimizer, AdamW8bit) and not optimizer.state[master]:
-            # A fused optimizer keeps `step` on the parameter's device.
+            # A fused optimizer keeps `step` on the device that computes.
+            device = master.device if stream is None else stream.device
             fused = bool(optimizer.param_groups[0].get("fused"))
-            step = torch.zeros((), dtype=torch.float32, device=master.device if fused else "cpu")
-            moments = {name: torch.zeros_like(master, memory_format=torch.preserve_format) for name in MOMENTS}
+            step = torch.zeros((), dtype=torch.float32, device=device if fused else "cpu")
+            zeros = torch.zeros_like if stream is None else stream.zeros_like
+            moments = {name: zeros(master) for name in MOMENTS}
             optimizer.state[master] = {"step": step, **moments}
     for piece in _master_slices(engine):
         if isinstance(optimizer, MasterOptimizer):
@@ -103,6 +106,7 @@ def create_states(engine: Any) -> None:
 def fragments_to_save(engine: Any) -> list[FragmentSource]:
     """The fragments that this rank saves. Over all ranks they cover every state of every parameter exactly once."""
     create_states(engine)
+    _wait_for_host_states(engine)
     optimizer, rank, world_size = basic_optimizer(engine), engine.global_rank, engine.dp_world_size
     is_replicated = engine.zero_optimization_stage() == 0  # all ranks hold the same: each saves an equal share
 
@@ -130,6 +134,7 @@ def fragments_to_load(engine: Any) -> list[Fragment]:
     The caller fills their tensors. `sync_model_from_masters` then makes the engine use them.
     """
     create_states(engine)
+    _wait_for_host_states(engine)
     optimizer = basic_optimizer(engine)
     fragments = []
     for piece in _master_slices(engine):
@@ -288,6 +293,13 @@ def masters_of(engine: Any) -> list[Tensor]:
         return [parameter for _, parameter in _trainable(engine)]
     attribute = "single_partition_of_fp32_groups" if stage < 3 else "fp32_partitioned_groups_flat"
     return list(getattr(engine.optimizer, attribute))
+
+
+def _wait_for_host_states(engine: Any) -> None:
+    """Before the host reads or writes states in its memory: the last step's copies to it must have ended."""
+    stream = stream_of(basic_optimizer(engine))
+    if stream is not None:
+        stream.wait()
 
 
 def _trainable(engine: Any) -> Iterator[tuple[str, Any]]:

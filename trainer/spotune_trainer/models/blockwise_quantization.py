@@ -18,7 +18,7 @@ does not change.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,6 +101,10 @@ class QuantizedBlocks(NamedTuple):
     absmax: Tensor
     quantization_map: QuantizationMap
 
+    def cut(self, start: int, stop: int) -> QuantizedBlocks:
+        """Blocks [start, stop) of these, as views."""
+        return QuantizedBlocks(self.codes[start:stop], self.absmax[start:stop], self.quantization_map)
+
 
 class BlockwiseTensor:
     """A 1-D tensor kept in 8-bit blocks, and read and written in fp32; zeros at first.
@@ -108,6 +112,7 @@ class BlockwiseTensor:
     Args:
         elements: its length.
         quantization_map: see `dynamic_quantization_map`; the tensor is created on the map's device.
+        empty: allocates a number of elements of a type there, in one dimension. None: PyTorch does.
 
     Attributes:
         elements: its length.
@@ -116,12 +121,18 @@ class BlockwiseTensor:
         quantization_map: as given.
     """
 
-    def __init__(self, elements: int, quantization_map: QuantizationMap) -> None:
+    def __init__(
+        self,
+        elements: int,
+        quantization_map: QuantizationMap,
+        empty: Callable[[int, torch.dtype], Tensor] | None = None,
+    ) -> None:
         self.elements = elements
         blocks, device = math.ceil(elements / BLOCK_ELEMENTS), quantization_map.values.device
+        empty = empty or (lambda length, dtype: torch.empty(length, dtype=dtype, device=device))
         code_nearest_zero = int(quantization_map.values.abs().argmin())
-        self.codes = torch.full((blocks, BLOCK_ELEMENTS), code_nearest_zero, dtype=torch.uint8, device=device)
-        self.absmax = torch.zeros(blocks, dtype=torch.float32, device=device)
+        self.codes = empty(blocks * BLOCK_ELEMENTS, torch.uint8).fill_(code_nearest_zero).view(-1, BLOCK_ELEMENTS)
+        self.absmax = empty(blocks, torch.float32).zero_()
         self.quantization_map = quantization_map
 
     def read(self, start: int, stop: int) -> Tensor:

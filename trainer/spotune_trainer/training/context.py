@@ -11,13 +11,12 @@ from torch import distributed
 
 from spotune.job import FinetuneJob
 from spotune.plan.activations import keeps_attention_output
-from spotune.plan.memory import Offload
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.data.datasets import Datasets, open_datasets
 from spotune_trainer.data.joined_shards import JoinedShards
 from spotune_trainer.data.loader import MicroBatchLoader
 from spotune_trainer.data.shards import ShardedDataset
-from spotune_trainer.engine.build import EngineConfig, build_engine
+from spotune_trainer.engine.build import EngineConfig, build_engine, streams_states
 from spotune_trainer.engine.compile.compiled_code import CompiledCode
 from spotune_trainer.engine.compile.layers import PAD_TO_MULTIPLE_OF
 from spotune_trainer.engine.determinism import use_deterministic_kernels
@@ -166,7 +165,7 @@ def build_context(
 
     # A checkpoint replaces all weights, except with an adapter: its checkpoints do not contain the frozen weights.
     if restored and job.spec.adapter is None:
-        model = build_uninitialized(job, _device_of_parameters(plan, execution.offload))
+        model = build_uninitialized(job, _device_of_parameters(job, plan))
     else:
         model = build_model(job)
     if execution.attention == "auto" and job.spec.generates_text:  # others have no packed rows
@@ -226,9 +225,11 @@ def _warm_up_device() -> None:
     torch.mm(matrix, matrix)
 
 
-def _device_of_parameters(plan: RunPlan, offload: Offload) -> torch.device:
-    """Where the engine will need the whole model: stage 3 and offloading take it from host memory, part by part."""
-    is_whole_on_gpu = torch.cuda.is_available() and plan.zero_stage < 3 and offload == "none"
+def _device_of_parameters(job: FinetuneJob, plan: RunPlan) -> torch.device:
+    """Where the engine will need the whole model: stage 3 and the processor's step take it from host memory."""
+    offload, dtype = job.spec.execution.offload, DTYPES[job.spec.model.dtype]
+    steps_there = offload == "none" or streams_states(job.spec.training, dtype, plan.zero_stage, offload)
+    is_whole_on_gpu = torch.cuda.is_available() and plan.zero_stage < 3 and steps_there
     return torch.device("cuda", torch.cuda.current_device()) if is_whole_on_gpu else torch.device("cpu")
 
 

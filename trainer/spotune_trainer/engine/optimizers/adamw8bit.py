@@ -8,13 +8,15 @@ moments of each parameter's slice of a master in blocks of their own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from spotune_trainer.engine.host_states.stream import StateStream
 from spotune_trainer.models.blockwise_quantization import (
     BLOCK_ELEMENTS,
     CHUNK_ELEMENTS,
@@ -31,6 +33,8 @@ MIN_8BIT_ELEMENTS = 4096
 """Parameters of fewer elements keep fp32 moments, as in bitsandbytes: 8-bit moments would save next to nothing."""
 _MAX_COMPILED_ELEMENTS = 1 << 30
 """Most elements of one compiled update: its kernel has 32-bit indices."""
+_SMALLEST_ON_HOST = 1 << 18
+"""Slices of fewer elements keep their moments on the device: copies have a latency, and these need little memory."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 """Adam's first and second moment, by PyTorch's names."""
 
@@ -50,6 +54,16 @@ class Moments:
     length: int
     states: Mapping[str, BlockwiseTensor | Tensor]
     loaded: dict[str, Tensor] = field(default_factory=dict)
+
+    def parts(self, elements: slice) -> Iterator[Tensor]:
+        """The tensors that hold some elements of both moments, which begin with a block: two, or codes and absmax."""
+        for name in MOMENTS:
+            state = self.states[name]
+            if isinstance(state, Tensor):
+                yield state[elements]
+            else:
+                blocks = state.blocks(elements.start, elements.stop)
+                yield from (blocks.codes, blocks.absmax)
 
     def tensors_to_load(self) -> Mapping[str, Tensor]:
         """fp32 tensors to read a checkpoint into. Call `quantize_loaded` afterwards."""
@@ -78,6 +92,8 @@ class AdamW8bit(torch.optim.Optimizer):
 
     found_inf: Tensor | None = None
     """If not zero, the step is skipped; the same convention as PyTorch's fused optimizers."""
+    state_stream: StateStream | None = None
+    """Moves masters and moments, if these are in host memory."""
 
     def __init__(self, groups: list[dict[str, Any]], settings: Mapping[str, Any], *, compiled: bool = False) -> None:
         super().__init__(groups, dict(settings) | {"weight_decay": 0.0})
@@ -98,7 +114,7 @@ class AdamW8bit(torch.optim.Optimizer):
         """
         slices: dict[int, Moments] = self._state(tensor)["slices"]
         if start not in slices:
-            slices[start] = Moments(start, length, self._zeros(tensor.device, length, parameter_elements))
+            slices[start] = Moments(start, length, self._zeros(self._home(tensor, length), length, parameter_elements))
         return slices[start]
 
     def quantize_loaded_moments(self) -> None:
@@ -117,7 +133,12 @@ class AdamW8bit(torch.optim.Optimizer):
 
     @torch.no_grad()
     def update(
-        self, group: Mapping[str, Any], tensor: Tensor, gradients: Iterable[tuple[int, Tensor]], clip: Tensor
+        self,
+        group: Mapping[str, Any],
+        tensor: Tensor,
+        gradients: Iterable[tuple[int, Tensor]],
+        clip: Tensor,
+        weights: Tensor | None = None,
     ) -> None:
         """Update one master, slice by slice.
 
@@ -127,6 +148,7 @@ class AdamW8bit(torch.optim.Optimizer):
             gradients: (offset in the master, gradient) pairs in ascending order. A gradient has one dimension and any
                 precision. Each slice lies within one gradient.
             clip: scalar that gradients are multiplied by.
+            weights: if not None, the low-precision copy of the master, which is written as well. One dimension.
         """
         state = self._state(tensor)
         is_skipped = torch.zeros_like(state["step"]) if self.found_inf is None else self.found_inf
@@ -137,51 +159,79 @@ class AdamW8bit(torch.optim.Optimizer):
         for _, moments in sorted(state["slices"].items()):
             while moments.start >= offset + gradient.numel():
                 offset, gradient = next(with_offsets)
+            elements = slice(moments.start, moments.start + moments.length)
             gradient_of_slice = gradient[moments.start - offset :][: moments.length]
-            self._step_slice(values[moments.start :][: moments.length], gradient_of_slice, moments, factors)
+            of_weights = None if weights is None else weights[elements]
+            self._step_slice(values[elements], gradient_of_slice, moments, factors, of_weights)
 
-    def _step_slice(self, values: Tensor, gradient: Tensor, moments: Moments, factors: Tensor) -> None:
-        first, second = (moments.states[name] for name in MOMENTS)
-        if isinstance(first, Tensor) and isinstance(second, Tensor):
-            _write_unless_skipped((values, first, second), _adamw(values, gradient, first, second, factors), factors)
+    def _step_slice(
+        self, values: Tensor, gradient: Tensor, moments: Moments, factors: Tensor, weights: Tensor | None
+    ) -> None:
+        most_elements = self._chunk_elements if self.state_stream is None else self.state_stream.piece_elements
+        for start in range(0, moments.length, most_elements):
+            elements = slice(start, min(start + most_elements, moments.length))
+            with self._on_device([values[elements], *moments.parts(elements)]) as (piece, *parts):
+                self._step_piece(piece, gradient[elements], parts, factors)
+                if weights is not None:
+                    weights[elements].copy_(piece)
+
+    def _on_device(self, states: list[Tensor]) -> AbstractContextManager[list[Tensor]]:
+        return nullcontext(states) if self.state_stream is None else self.state_stream.on_device(states)
+
+    def _step_piece(self, values: Tensor, gradient: Tensor, parts: Sequence[Tensor], factors: Tensor) -> None:
+        """One step of a piece of a slice; `parts` are those of `Moments.parts`."""
+        if len(parts) == len(MOMENTS):
+            first_moment, second_moment = parts
+            updated = _adamw(values, gradient, first_moment, second_moment, factors)
+            _write_unless_skipped((values, first_moment, second_moment), updated, factors)
             return
-        assert isinstance(first, BlockwiseTensor)
-        assert isinstance(second, BlockwiseTensor)
-        length = moments.length
-        in_whole_blocks = length - length % BLOCK_ELEMENTS
-        for start in range(0, in_whole_blocks, self._chunk_elements):
-            stop = min(start + self._chunk_elements, in_whole_blocks)
+        maps, (codes, absmax, second_codes, second_absmax) = self._maps_on(values.device), parts
+        first = QuantizedBlocks(codes, absmax, maps["exp_avg"])
+        second = QuantizedBlocks(second_codes, second_absmax, maps["exp_avg_sq"])
+        in_whole_blocks = values.numel() - values.numel() % BLOCK_ELEMENTS
+        blocks = in_whole_blocks // BLOCK_ELEMENTS
+        if blocks:
             self._update(
-                values[start:stop].view(-1, BLOCK_ELEMENTS),
-                gradient[start:stop].view(-1, BLOCK_ELEMENTS),
-                first.blocks(start, stop),
-                second.blocks(start, stop),
+                values[:in_whole_blocks].view(-1, BLOCK_ELEMENTS),
+                gradient[:in_whole_blocks].view(-1, BLOCK_ELEMENTS),
+                first.cut(0, blocks),
+                second.cut(0, blocks),
                 factors,
             )
-        if in_whole_blocks < length:  # the last block is padded, which copies it
-            start = in_whole_blocks
-            padded = split_into_blocks(values[start:], BLOCK_ELEMENTS)
-            padded_gradient = split_into_blocks(gradient[start:], BLOCK_ELEMENTS)
-            _update_blocks(padded, padded_gradient, first.blocks(start, length), second.blocks(start, length), factors)
-            values[start:] = padded.view(-1)[: length - start]
+        if in_whole_blocks < values.numel():  # the last block is padded, which copies it
+            rest = values[in_whole_blocks:]
+            padded = split_into_blocks(rest, BLOCK_ELEMENTS)
+            padded_gradient = split_into_blocks(gradient[in_whole_blocks:], BLOCK_ELEMENTS)
+            last_blocks = first.cut(blocks, blocks + 1), second.cut(blocks, blocks + 1)
+            _update_blocks(padded, padded_gradient, *last_blocks, factors)
+            rest.copy_(padded.view(-1)[: rest.numel()])
 
     def _state(self, tensor: Tensor) -> dict[str, Any]:
         """State of a master: "step", the number of steps taken, and "slices", `Moments` by their first element."""
         if not self.state[tensor]:
-            self.state[tensor] = {"step": torch.zeros((), device=tensor.device), "slices": {}}
+            device = tensor.device if self.state_stream is None else self.state_stream.device
+            self.state[tensor] = {"step": torch.zeros((), device=device), "slices": {}}
         state: dict[str, Any] = self.state[tensor]
         return state
+
+    def _home(self, tensor: Tensor, length: int) -> torch.device:
+        """Where moments of a slice of a master are kept."""
+        stays = self.state_stream is not None and length < _SMALLEST_ON_HOST
+        return self.state_stream.device if self.state_stream is not None and stays else tensor.device
 
     def _zeros(self, device: torch.device, length: int, parameter_elements: int) -> dict[str, BlockwiseTensor | Tensor]:
         if parameter_elements < MIN_8BIT_ELEMENTS:
             return {name: torch.zeros(length, device=device) for name in MOMENTS}
+        empty = None if self.state_stream is None or device == self.state_stream.device else self.state_stream.empty
+        maps = self._maps_on(device)
+        return {name: BlockwiseTensor(length, maps[name], empty) for name in MOMENTS}
+
+    def _maps_on(self, device: torch.device) -> Mapping[str, QuantizationMap]:
         if device not in self._maps:
             self._maps[device] = {
                 name: dynamic_quantization_map(signed=name == "exp_avg", device=device) for name in MOMENTS
             }
-        return {
-            name: BlockwiseTensor(length, quantization_map) for name, quantization_map in self._maps[device].items()
-        }
+        return self._maps[device]
 
 
 def _step_factors(group: Mapping[str, Any], step: Tensor, clip: Tensor, is_skipped: Tensor) -> Tensor:
