@@ -109,7 +109,7 @@ class StateStream:
         """Host memory for states, one-dimensional; page-locked if the device is a GPU."""
         size_bytes = elements * dtype.itemsize
         # On pages of its own: a page that two tensors share cannot be locked twice.
-        memory = torch.empty(size_bytes + 2 * _PAGE_BYTES, dtype=torch.uint8)
+        memory = torch.empty(size_bytes + 2 * _PAGE_BYTES, dtype=torch.uint8, device="cpu")
         start = -memory.data_ptr() % _PAGE_BYTES
         memory = memory[start : start + size_bytes]
         if self._streams is not None:
