@@ -61,7 +61,7 @@ CASES = {
 TOYS = {
     "toy, states on the host": long_case("small", 256, 2, _8BIT_ON_HOST, 60, compile=False, warm_up=1, steps=1),
     f"toy{BY_PROCESSOR}": long_case("tiny", 256, 2, _ON_HOST, 60, compile=False, warm_up=1, steps=1),
-    "toy, LoRA on 4 bits": long_case("small", 256, 2, _QLORA, 60, compile=False, warm_up=1, steps=1),
+    "toy, LoRA on 4 bits": long_case("small", 256, 2, _QLORA, 60, compile=True, warm_up=1, steps=1),
 }
 
 

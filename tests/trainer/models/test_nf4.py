@@ -17,6 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from spotune.errors import JobError
 from spotune.job import FinetuneJob
+from spotune_trainer.models.flops import ModelShape
 from spotune_trainer.models.lora import attach_adapter
 from spotune_trainer.models.nf4 import (
     BLOCK_ELEMENTS,
@@ -90,6 +91,24 @@ def test_all_matrices_but_embeddings_and_output_projection_are_quantized(runs: R
     assert sum(isinstance(layer, Linear4bit) for layer in model.modules()) == 2 * 7
     whole = {name for name, place in model.named_parameters() if not place.requires_grad and place.ndim == 2}
     assert whole == {"model.embed_tokens.weight", "lm_head.weight"}
+
+
+@pytest.mark.parametrize(("task", "dtype"), [("causal", "bfloat16"), ("seq2seq", "float32")])
+def test_a_model_that_is_quantized_as_it_is_read_has_the_same_codes(runs: Runs, task: str, dtype: str) -> None:
+    job = qlora(runs, task, dtype)
+    read = build_model(job, quantized=True)
+    whole = attach_adapter(build_model(job), job)
+    assert "quantization_config" not in read.config.to_dict()
+    assert not read.is_quantized
+    assert ModelShape.from_model(read) == ModelShape.from_model(build_model(job))
+    found, expected = attach_adapter(read, job), whole
+    assert dict(found.named_buffers()).keys() == dict(expected.named_buffers()).keys()
+    for name, buffer in found.named_buffers():
+        assert torch.equal(buffer, expected.get_buffer(name)), name
+    for name, parameter in found.named_parameters():
+        assert parameter.requires_grad is expected.get_parameter(name).requires_grad
+        assert torch.equal(parameter, expected.get_parameter(name)), name
+    assert any(isinstance(module, Linear4bit) for module in found.modules())
 
 
 @pytest.mark.slow

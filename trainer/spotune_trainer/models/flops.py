@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from spotune_trainer.models.nf4 import Linear4bit
+
 if TYPE_CHECKING:
     from torch.nn import Module
     from transformers import PreTrainedModel
@@ -121,4 +123,5 @@ def mfu(flops: float, seconds: float, devices: int, peak: float | None) -> float
 
 
 def _count(module: Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    quantized = sum(each.in_features * each.out_features for each in module.modules() if isinstance(each, Linear4bit))
+    return quantized + sum(parameter.numel() for parameter in module.parameters())

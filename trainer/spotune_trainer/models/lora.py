@@ -19,7 +19,7 @@ from torch import Tensor
 from spotune.errors import JobError
 from spotune.job import AdapterSpec, FinetuneJob
 from spotune_trainer.models.heads import head_modules
-from spotune_trainer.models.nf4 import quantize_layers
+from spotune_trainer.models.nf4 import is_quantized, quantize_layers
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -43,7 +43,7 @@ def attach_adapter(model: PreTrainedModel, job: FinetuneJob) -> PreTrainedModel:
         JobError: the model does not have the target modules, or has no layers that can be quantized.
     """
     if job.spec.adapter is not None:
-        if job.spec.adapter.quantization == "nf4":
+        if job.spec.adapter.quantization == "nf4" and not is_quantized(model):
             quantize_layers(model, kept=_head(model, job))
         _add_lora(model, job, job.spec.adapter)
     return model

@@ -38,7 +38,7 @@ class Linear4bit(nn.Linear):
     because DeepSpeed casts floating-point buffers when it casts a model.
 
     Args:
-        layer: the layer to quantize; its bias is shared.
+        layer: the layer to quantize; its bias is shared. On the meta device it gets its matrix later, by `keep`.
 
     Attributes:
         codes: see `quantize`.
@@ -51,10 +51,17 @@ class Linear4bit(nn.Linear):
     def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
-        codes, absmax = quantize(layer.weight.detach())
+        if layer.weight.is_meta:
+            self.weight = layer.weight
+        else:
+            self.keep(*quantize(layer.weight.detach()), layer.weight.dtype)
+
+    def keep(self, codes: Tensor, absmax: Tensor, dtype: torch.dtype) -> None:
+        """Take a matrix that `quantize` has quantized; `dtype` is that of activations."""
+        self._parameters.pop("weight", None)
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("absmax_bits", absmax.view(torch.int32), persistent=False)
-        self.register_buffer("weight", layer.weight.detach().new_empty(0), persistent=False)
+        self.register_buffer("weight", codes.new_empty(0, dtype=dtype), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name of torch.nn.Linear
         """[..., in] to [..., out]."""
@@ -80,6 +87,11 @@ class _FrozenLinear(torch.autograd.Function):
         [gradient] = gradients
         matrix = dequantize(codes, absmax_bits.view(torch.float32), context.shape, gradient.dtype)
         return gradient @ matrix, None, None, None, None
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether layers of a model are quantized."""
+    return any(isinstance(module, Linear4bit) for module in model.modules())
 
 
 def quantize_layers(model: PreTrainedModel, kept: Sequence[str] = ()) -> None:

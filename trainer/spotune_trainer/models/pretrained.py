@@ -45,6 +45,7 @@ from spotune_trainer.models.heads import (
     check_embedding,
     check_reward_head,
     configure_head,
+    head_modules,
     may_be_new,
     no_reward_head,
     remove_pooler,
@@ -116,11 +117,15 @@ def read_config(job: FinetuneJob) -> PretrainedConfig:
     return config
 
 
-def build_model(job: FinetuneJob) -> PreTrainedModel:
+def build_model(job: FinetuneJob, *, quantized: bool = False) -> PreTrainedModel:
     """The model to start training from, in `model.dtype`, on the CPU (or partitioned, within `deepspeed.zero.Init`).
 
     `initialise: random` draws the weights from `training.seed` alone: all ranks and attempts build the same model. So
     does a model with a head for scores or labels with that head, if the source has none.
+
+    Args:
+        job: names the model.
+        quantized: read the matrices of a pretrained model into 4 bits, as `attach_adapter` would quantize them.
 
     Raises:
         JobError: the source does not exist, is not a model, has no weights, or does not fit the job.
@@ -146,6 +151,7 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
             trust_remote_code=model.trust_remote_code,
             use_safetensors=True,  # other weight files are pickles, which can run code
             output_loading_info=True,
+            **_quantization(job) if quantized else {},
         )
     built = _with_head(built, job)
     missing = sorted(name for name in report["missing_keys"] if not may_be_new(name, built, job))
@@ -157,6 +163,12 @@ def build_model(job: FinetuneJob) -> PreTrainedModel:
         )
     built.train()
     return built
+
+
+def _quantization(job: FinetuneJob) -> dict[str, Any]:
+    from spotune_trainer.models.nf4_loading import Nf4Config  # imports much of transformers
+
+    return {"quantization_config": Nf4Config(lambda model: head_modules(model) if job.spec.has_head else [])}
 
 
 def build_on_meta_device(job: FinetuneJob) -> PreTrainedModel:

@@ -167,7 +167,7 @@ def build_context(
     if restored and job.spec.adapter is None:
         model = build_uninitialized(job, _device_of_parameters(job, plan))
     else:
-        model = build_model(job)
+        model = build_model(job, quantized=job.spec.adapter is not None and job.spec.adapter.quantization == "nf4")
     if execution.attention == "auto" and job.spec.generates_text:  # others have no packed rows
         enable_packed_attention(model)
     check_vocabulary(model.config, tokenizer)
