@@ -53,6 +53,7 @@ CASES = {
     "3.2B, states on the host": long_case("3.2B", 4096, 16, _ON_HOST, 70, micro_batch=4),
     f"3.2B{BY_PROCESSOR}": long_case("3.2B", 4096, 16, _ON_HOST, 120, micro_batch=4),
     "70B, LoRA on 4 bits": long_case("70B", 4096, 4, _QLORA, 240, compile=False, warm_up=1, steps=2),
+    "70B, LoRA on 4 bits, compiled": long_case("70B", 4096, 4, _QLORA, 240, warm_up=1, steps=2),
     "T5 of 11B, all weights, states on the host": LongCase(_t5("t5-11b-wikisql", _8BIT_ON_HOST), 150),
     "T5 of 3B, all weights": LongCase(_t5("t5-3b-wikisql", _8BIT), 80),
     "14B, all weights, 16 rows": long_case("14B", 4096, 16, _8BIT_ON_HOST, 220),
@@ -121,7 +122,7 @@ def main() -> None:
             with ExitStack() as patches:
                 if name.endswith(BY_PROCESSOR):
                     patches.enter_context(steps_of_the_processor())
-                if name.endswith("4 bits"):
+                if "4 bits" in name:
                     patches.enter_context(quantized_as_built())
                 found["cases"][name] = run(name, known[name].case, LargeModelWorker)
             publish(found, options.output)
