@@ -1,11 +1,13 @@
 r"""Measures the speed of Hugging Face's Trainer on the models of `throughput.py`, on one GPU, also with Liger kernels.
 
 Same model, random tokens, batch size and precision (bfloat16 with fp32 master weights: its `bf16=True`), with fused
-AdamW. With --lora, an adapter of rank 16 for all linear layers by peft, on weights in bfloat16. Reports medians over the steps after the warm-up; the device is synchronized around each timed step.
+AdamW. With --lora, an adapter of rank 16 for all linear layers by peft, on weights in bfloat16. Reports medians over
+the steps after the warm-up; the device is synchronized around each timed step.
 
     PYTHONPATH=. python benchmarks/hf_trainer.py --size 1.1B --length 2048 --micro-batch 16 --batch 64 \
         --output benchmarks/results/hf_trainer.json
-    PYTHONPATH=. python benchmarks/hf_trainer.py --size 32B --length 4096 --micro-batch 1 --batch 16 --steps 2         --lora --gradient-checkpointing --liger-only --output benchmarks/results/hf_trainer_32B_lora.json
+    PYTHONPATH=. python benchmarks/hf_trainer.py --size 32B --length 4096 --micro-batch 1 --batch 16 --steps 2 \
+        --lora --gradient-checkpointing --liger-only --output benchmarks/results/hf_trainer_32B_lora.json
 """
 
 from __future__ import annotations
@@ -120,14 +122,9 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("LOCAL_WORLD_SIZE", "1")
     asked = {name: value for name, value in vars(options).items() if name != "output"}
-    publish(
-        {
-            "machine": machine(),
-            **asked,
-            "runs": [measure(options, liger=liger) for liger in ((True,) if options.liger_only else (False, True))],
-        },
-        options.output,
-    )
+    kernels = (True,) if options.liger_only else (False, True)
+    runs = [measure(options, liger=liger) for liger in kernels]
+    publish({"machine": machine(), **asked, "runs": runs}, options.output)
 
 
 if __name__ == "__main__":
