@@ -28,7 +28,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from benchmarks.long_rows import LongCase, LongRowsWorker, long_case, previous_results, run
 from benchmarks.throughput import Case
 from spotune_trainer.models import lora
-from spotune_trainer.models.nf4 import Linear4bit
+from spotune_trainer.models.quantization.nf4 import Linear4bit
 from tests.trainer.support.measured import machine, publish, torchrun_group
 
 _LORA: dict[str, Any] = {"adapter": {"lora": {"r": 16, "alpha": 32, "dropout": 0.0}}}

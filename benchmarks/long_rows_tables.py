@@ -27,7 +27,7 @@ _COLUMNS = (
 _SHORT = 4096
 """Length of the rows that others are compared with."""
 _GB = 10**9
-_RUNTIME_BYTES = int(1.5 * _GB)
+RUNTIME_BYTES = int(1.5 * _GB)
 """Of the planned memory, what PyTorch does not allocate."""
 
 
@@ -68,7 +68,7 @@ class KernelTable:
         for shape in dict.fromkeys((k["heads"], k["groups"], k["headSize"], k["length"]) for k in kernels):
             heads, groups, size, length = shape
             found = {k["kernel"]: k for k in kernels if (k["heads"], k["groups"], k["headSize"], k["length"]) == shape}
-            cells = (_percent(found[name].get("partOfPeak")) if name in found else "" for name in names)
+            cells = (percent(found[name].get("partOfPeak")) if name in found else "" for name in names)
             yield f"| {heads} and {groups}, {size} | {length:,} | {' | '.join(cells)} |"
 
 
@@ -79,14 +79,14 @@ def _case_line(content: Content, name: str, case: Content) -> str:
     layers = LLAMAS[case["size"]]["num_hidden_layers"]
     again = f"{layers - case['keptLayers']} of {layers}" if case["gradientCheckpointing"] else "none"
     again += ", offloaded" if case["offloadActivations"] else ""
-    memory, planned = case["peakAllocatedBytes"], case["plannedBytes"] - _RUNTIME_BYTES
+    memory, planned = case["peakAllocatedBytes"], case["plannedBytes"] - RUNTIME_BYTES
     cells = [
         name,
         again,
         f"{case['tokensPerSecond']:,}",
-        _percent(case["mfu"]),
-        _percent(_against_short(content, case)),
-        _percent(_attention_part(content, case, layers)),
+        percent(case["mfu"]),
+        percent(_against_short(content, case)),
+        percent(_attention_part(content, case, layers)),
         f"{memory / _GB:.1f} GB",
         f"{planned / _GB:.1f} GB",
     ]
@@ -120,5 +120,6 @@ def _attention_part(content: Content, case: Content, layers: int) -> float | Non
     return min(seconds) * layers * case["batch"] / case["stepSeconds"] if seconds else None
 
 
-def _percent(part: float | None) -> str:
+def percent(part: float | None) -> str:
+    """A part of a whole, for display; nothing if it is unknown."""
     return "" if part is None else f"{100 * part:.1f} %"

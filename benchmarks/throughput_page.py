@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.fp8_tables import FP8_TABLES, Lines
+from benchmarks.large_models_tables import TABLES as LARGE_MODEL_TABLES
 from benchmarks.long_rows_tables import TABLES as LONG_ROWS_TABLES
 from benchmarks.throughput_plots import PLOTS
 from benchmarks.throughput_tables import TABLES
@@ -28,7 +29,7 @@ def fill(page: str) -> str:
     Raises:
         ValueError: the page has no comments for one of the tables.
     """
-    tables: dict[str, Lines] = {**TABLES, **FP8_TABLES, **LONG_ROWS_TABLES}
+    tables: dict[str, Lines] = {**TABLES, **FP8_TABLES, **LONG_ROWS_TABLES, **LARGE_MODEL_TABLES}
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by benchmarks/throughput_page.py -->", f"<!-- {name}: end -->"
         before, found, rest = page.partition(begin)

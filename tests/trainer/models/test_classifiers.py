@@ -16,8 +16,8 @@ from spotune.job import FinetuneJob
 from spotune_trainer.data.batches import collate
 from spotune_trainer.models.heads import head_modules
 from spotune_trainer.models.lora import attach_adapter
-from spotune_trainer.models.nf4 import Linear4bit
 from spotune_trainer.models.pretrained import build_model, build_on_meta_device, build_uninitialized
+from spotune_trainer.models.quantization.nf4 import Linear4bit
 from spotune_trainer.objectives.classification import label_logits
 from tests.trainer.support.labelled import save_wordpiece_tokenizer
 from tests.trainer.support.tiny import make_job

@@ -57,9 +57,10 @@ class MeasuredRun:
 
 
 def read_runs(file: Path) -> list[MeasuredRun]:
-    """All cases of an output file."""
+    """All cases of an output file: a list, or by name."""
     found = json.loads(file.read_text())
-    return [MeasuredRun(found["machine"]["worldSize"], case) for case in found["cases"]]
+    cases = found["cases"].values() if isinstance(found["cases"], dict) else found["cases"]
+    return [MeasuredRun(found["machine"]["worldSize"], case) for case in cases]
 
 
 def runs_with_memory() -> list[MeasuredRun]:
@@ -100,6 +101,8 @@ def _setup(case: dict[str, Any]) -> TrainingSetup:
         pretrained=False,
         lora_rank=adapter and adapter["lora"]["r"],
         lora_dropout=adapter is not None and adapter["lora"].get("dropout", 0) > 0,
+        quantised=adapter is not None and adapter.get("quantization", "none") != "none",
+        offload=case["sections"].get("execution", {}).get("offload", "none"),
         compiled=case["compile"],
         fp8=case.get("precision") in FP8_PRECISIONS,
         chunked_loss=case["compile"],

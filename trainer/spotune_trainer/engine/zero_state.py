@@ -44,7 +44,7 @@ from spotune_trainer.engine.optimizers.adamw8bit import MOMENTS, AdamW8bit, Mome
 from spotune_trainer.engine.optimizers.master_optimizer import MasterOptimizer, MasterSlice
 from spotune_trainer.engine.optimizers.schedule_free import ScheduleFreeAdamW
 from spotune_trainer.engine.optimizers.whole_parameters import WholeParameterOptimizer
-from spotune_trainer.models.blockwise_quantization import BlockwiseTensor, DequantizedView
+from spotune_trainer.models.quantization.blockwise import BlockwiseTensor, DequantizedView
 
 SUPPORTED_DEEPSPEED = "0.19."
 _LOSS_SCALER = {

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spotune_trainer.models.nf4 import Linear4bit
+from spotune_trainer.models.quantization.nf4 import Linear4bit
 
 if TYPE_CHECKING:
     from torch.nn import Module

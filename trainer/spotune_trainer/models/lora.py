@@ -19,7 +19,7 @@ from torch import Tensor
 from spotune.errors import JobError
 from spotune.job import AdapterSpec, FinetuneJob
 from spotune_trainer.models.heads import head_modules
-from spotune_trainer.models.nf4 import is_quantized, quantize_layers
+from spotune_trainer.models.quantization.nf4 import is_quantized, quantize_layers
 
 if TYPE_CHECKING:
     from peft import PeftModel

@@ -166,7 +166,7 @@ def build_model(job: FinetuneJob, *, quantized: bool = False) -> PreTrainedModel
 
 
 def _quantization(job: FinetuneJob) -> dict[str, Any]:
-    from spotune_trainer.models.nf4_loading import Nf4Config  # imports much of transformers
+    from spotune_trainer.models.quantization.nf4_loading import Nf4Config  # imports much of transformers
 
     return {"quantization_config": Nf4Config(lambda model: head_modules(model) if job.spec.has_head else [])}
 

@@ -26,7 +26,7 @@ from spotune_trainer.data.batches import Batch
 from spotune_trainer.evaluation.ranks import evaluation_mode
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.models.loss import summed_loss
-from spotune_trainer.models.nf4 import Linear4bit
+from spotune_trainer.models.quantization.nf4 import Linear4bit
 
 logger = logging.getLogger("spotune.worker")
 

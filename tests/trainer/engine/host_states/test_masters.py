@@ -16,7 +16,7 @@ from spotune_trainer.engine import zero_state
 from spotune_trainer.engine.host_states import masters
 from spotune_trainer.engine.host_states.stream import StateStream, stream_of
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.models.blockwise_quantization import BLOCK_ELEMENTS
+from spotune_trainer.models.quantization.blockwise import BLOCK_ELEMENTS
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.layouts import Layout, opened, release, restore, save, train, weights_of, wrap
 

@@ -21,7 +21,7 @@ from spotune_trainer.checkpoint.reader import CheckpointReader
 from spotune_trainer.engine import zero_state
 from spotune_trainer.engine.optimizers.adamw8bit import MIN_8BIT_ELEMENTS, AdamW8bit
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.models.blockwise_quantization import BLOCK_ELEMENTS, BlockwiseTensor
+from spotune_trainer.models.quantization.blockwise import BLOCK_ELEMENTS, BlockwiseTensor
 from tests.trainer.support.groups import run_group
 from tests.trainer.support.layouts import (
     DTYPES,

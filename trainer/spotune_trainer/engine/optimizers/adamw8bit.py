@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from spotune_trainer.engine.host_states.stream import StateStream
-from spotune_trainer.models.blockwise_quantization import (
+from spotune_trainer.models.quantization.blockwise import (
     BLOCK_ELEMENTS,
     CHUNK_ELEMENTS,
     BlockwiseTensor,
@@ -199,12 +199,12 @@ class AdamW8bit(torch.optim.Optimizer):
                 factors,
             )
         if in_whole_blocks < values.numel():  # the last block is padded, which copies it
-            rest = values[in_whole_blocks:]
-            padded = split_into_blocks(rest, BLOCK_ELEMENTS)
+            tail = values[in_whole_blocks:]
+            padded = split_into_blocks(tail, BLOCK_ELEMENTS)
             padded_gradient = split_into_blocks(gradient[in_whole_blocks:], BLOCK_ELEMENTS)
             last_blocks = first.cut(blocks, blocks + 1), second.cut(blocks, blocks + 1)
             _update_blocks(padded, padded_gradient, *last_blocks, factors)
-            rest.copy_(padded.view(-1)[: rest.numel()])
+            tail.copy_(padded.view(-1)[: tail.numel()])
 
     def _state(self, tensor: Tensor) -> dict[str, Any]:
         """State of a master: "step", the number of steps taken, and "slices", `Moments` by their first element."""
@@ -216,8 +216,9 @@ class AdamW8bit(torch.optim.Optimizer):
 
     def _home(self, tensor: Tensor, length: int) -> torch.device:
         """Where moments of a slice of a master are kept."""
-        stays = self.state_stream is not None and length < _SMALLEST_ON_HOST
-        return self.state_stream.device if self.state_stream is not None and stays else tensor.device
+        if self.state_stream is not None and length < _SMALLEST_ON_HOST:
+            return self.state_stream.device
+        return tensor.device
 
     def _zeros(self, device: torch.device, length: int, parameter_elements: int) -> dict[str, BlockwiseTensor | Tensor]:
         if parameter_elements < MIN_8BIT_ELEMENTS:

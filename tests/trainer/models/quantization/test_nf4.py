@@ -19,7 +19,8 @@ from spotune.errors import JobError
 from spotune.job import FinetuneJob
 from spotune_trainer.models.flops import ModelShape
 from spotune_trainer.models.lora import attach_adapter
-from spotune_trainer.models.nf4 import (
+from spotune_trainer.models.pretrained import build_model
+from spotune_trainer.models.quantization.nf4 import (
     BLOCK_ELEMENTS,
     NF4_VALUES,
     Linear4bit,
@@ -27,7 +28,6 @@ from spotune_trainer.models.nf4 import (
     quantize,
     quantize_layers,
 )
-from spotune_trainer.models.pretrained import build_model
 from tests.trainer.support.runs import STEPS, Layout, Runs, committed_state, losses, train_generation
 
 LARGEST_GAP = max(above - below for below, above in pairwise(NF4_VALUES))

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from spotune.errors import JobError
-from spotune_trainer.models.blockwise_quantization import midpoints_between, normalize_blocks, split_into_blocks
+from spotune_trainer.models.quantization.blockwise import midpoints_between, normalize_blocks, split_into_blocks
 
 BLOCK_ELEMENTS = 64
 NF4_VALUES = (

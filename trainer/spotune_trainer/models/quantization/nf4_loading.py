@@ -18,7 +18,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from spotune_trainer.models.nf4 import Linear4bit, quantize, quantize_layers
+from spotune_trainer.models.quantization.nf4 import Linear4bit, quantize, quantize_layers
 
 _METHOD = "spotune_nf4"
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from spotune_trainer.models.blockwise_quantization import (
+from spotune_trainer.models.quantization.blockwise import (
     BLOCK_ELEMENTS,
     BlockwiseTensor,
     dynamic_quantization_map,
