@@ -18,6 +18,7 @@ from spotune.deadline.odds import Odds, deadline_odds, print_odds, read_markets,
 from spotune.deadline.terms import Switching, work_seconds
 from spotune.errors import JobError, UsageError
 from spotune.job import FinetuneJob
+from spotune.job_file.deadlines import refuse_past_deadline
 from spotune.job_file.load import load_job, resolve_paths
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.devices import (
@@ -69,6 +70,7 @@ def plan(
     Example: spotune plan job.yaml --trace zone-a.csv --trace zone-b.csv --step-seconds 2.5 --steps 40000
     """
     job = resolve_paths(load_job(job_file), job_file.resolve().parent)
+    refuse_past_deadline(job, job_file, time.time())
     worker_counts = _worker_counts(workers)
     assumptions = Assumptions(
         mean_seconds_to_preemption=_seconds(preemption_every, "--preemption-every"),

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from spotune.custom_resource.base import PositiveDuration, PositiveInt, Section, invalid
-from spotune.custom_resource.metadata import NAME_PATTERN, DnsLabel
+from spotune.custom_resource.metadata import NAME_PATTERN, DnsLabel, LabelKey, LabelValue
 from spotune.custom_resource.status import StatusSection, Timestamp
 from spotune.units.money import Price
 
@@ -21,8 +21,6 @@ RESERVED_NAMES: Final = ("head", "headgroup")
 
 GPU_TYPE_RESOURCE: Final = "spotune-gpu-type:"
 """Beginning of the name of the resource by which a node of Ray says the GPU type of its pool."""
-
-_LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 
 def _check_pool_name(name: str) -> str:
@@ -43,12 +41,12 @@ class PoolSpec(Section):
     """Name of the pool, and of its worker group in the RayCluster: a-z, 0-9 and -, at most 30 characters."""
     capacity: Literal["spot", "on-demand"] = "spot"
     """Kind of the nodes."""
-    zone: _LabelValue = ""
+    zone: LabelValue = ""
     """Zone of the nodes (topology.kubernetes.io/zone). Empty: any."""
-    gpu_type: _LabelValue = ""
+    gpu_type: LabelValue = ""
     """GPU of the nodes, as their label names it: cloud.google.com/gke-accelerator on GKE, instance-gpu-name of
     Karpenter or Auto Mode on EKS, else nvidia.com/gpu.product. Empty: any."""
-    node_selector: Annotated[dict[str, _LabelValue], Field(max_length=MAX_SELECTOR_LABELS)] = Field(default={})
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=MAX_SELECTOR_LABELS)] = Field(default={})
     """More labels that the nodes must have."""
     price: Price | None = None
     """Price of a node and hour with its currency, such as 2.10 USD. If every pool has one, the cheapest comes first;
