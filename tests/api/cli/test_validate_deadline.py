@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.support.job_files import JOB_FILE, run_spotune, run_validate
+from tests.api.support.job_files import JOB_FILE, run_validate
+from tests.command_line import run_spotune
 
 
 @pytest.mark.parametrize(

@@ -75,8 +75,8 @@ WRONG_POOLS = [
             "zone that is no label",
             _pools("{name: a, zone: z 1}"),
             (
-                "pools[0].zone: 'z 1' is not a valid value of a label: use letters, digits, -, _ and ., at most 63, and "
-                "start and end with a letter or digit"
+                "pools[0].zone: 'z 1' is not a valid value of a label: use letters, digits, -, _ and ., at most 63, "
+                "and start and end with a letter or digit"
             ),
         ),
         (
@@ -118,8 +118,8 @@ WRONG_LIMITS = [
             "queue that is no label",
             _WORKERS + "  cluster: {queueName: my queue}\n",
             (
-                "11: spec.cluster.queueName: 'my queue' is not a valid value of a label: use letters, digits, -, _ and ., "
-                "at most 63, and start and end with a letter or digit"
+                "11: spec.cluster.queueName: 'my queue' is not a valid value of a label: use letters, digits, -, _ "
+                "and ., at most 63, and start and end with a letter or digit"
             ),
         ),
     )
