@@ -13,23 +13,26 @@ import typer
 from rich.console import Console
 
 from spotune.cli.hub_cache import cached_config
+from spotune.cli.plan_pools import print_pools
 from spotune.cli.plan_table import print_plan
 from spotune.deadline.odds import Odds, deadline_odds, print_odds, read_markets, switching_of
 from spotune.deadline.terms import Switching, work_seconds
 from spotune.errors import JobError, UsageError
-from spotune.job import FinetuneJob
+from spotune.job import FinetuneJob, cheapest_first
 from spotune.job_file.deadlines import refuse_past_deadline
 from spotune.job_file.load import load_job, resolve_paths
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.devices import (
     DEVICE_CAPABILITIES,
     device_memory_bytes,
+    device_of_gpu_type,
     machine_memory_bytes,
     missing_capability,
     parse_bytes,
 )
-from spotune.plan.job_plan import Assumptions, Device, JobPlan, plan_job
+from spotune.plan.job_plan import Assumptions, Device, JobPlan, plan_job, workers_json
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
+from spotune.pools.plan import PoolPlan, plan_pools
 from spotune.simulate.terms import Timings
 from spotune.units.durations import Duration
 
@@ -63,7 +66,7 @@ def plan(
     ] = "10m",
     output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
-    """Print memory, ZeRO stage, micro-batch size and checkpoint interval by number of workers.
+    """Print memory, ZeRO stage, micro-batch size and checkpoint interval by number of workers, and by pool.
 
     Example: spotune plan job.yaml --workers 1,2,4 --device h200
 
@@ -83,14 +86,22 @@ def plan(
         devices = {count: _device(job, device, device_memory, count) for count in counts}
         return plan_job(job, architecture, devices, assumptions)
 
+    pools = plan_pools(
+        job,
+        lambda devices: plan_job(job, architecture, devices, assumptions),
+        lambda gpu_type, processes: _device_of_pool(job, device, device_memory, processes, gpu_type),
+    )
     start = _seconds(on_demand_start, "--on-demand-start")
     odds = _odds(job, trace, steps, step_seconds, start, (spot_price, on_demand_price)) if trace else None
     job_plan = plan_for(worker_counts or _least_and_most(job, lambda count: plan_for([count]).feasible))
     if output == "json":
         found = {"deadline": [row.as_json() for row in odds.rows]} if odds is not None else {}
+        if pools:
+            found |= {"pools": [each.as_json(_pool_json(each, job_plan)) for each in pools]}
         typer.echo(json.dumps(job_plan.as_json() | found, indent=2))
     else:
         print_plan(job_plan, Console())
+        print_pools(pools, Console())
         if odds is not None:
             print_odds(*odds, Console())
     if not job_plan.feasible:
@@ -160,6 +171,10 @@ def _seconds(text: str, option: str) -> float:
     return seconds
 
 
+def _pool_json(pool: PoolPlan, job_plan: JobPlan) -> dict[str, Any] | None:
+    return None if pool.plan is None else workers_json(pool.plan, compiled=job_plan.setup.compiled)
+
+
 def _device(job: FinetuneJob, name: str, memory: str, world_size: int) -> Device:
     """The device of one worker. CPU workers share this machine's memory unless --device-memory is given."""
     if name and memory:
@@ -170,13 +185,32 @@ def _device(job: FinetuneJob, name: str, memory: str, world_size: int) -> Device
         if name:
             raise UsageError(f"--device {name}: the job's workers have no GPUs (workers.gpus: 0); use --device-memory.")
         return Device("this machine's memory, shared by the workers", machine_memory_bytes() // world_size)
-    execution = job.spec.execution
+    execution, pools = job.spec.execution, cheapest_first(job.spec.workers.pools)
+    of_pool = device_of_gpu_type(pools[0].gpu_type) if pools else None
+    if of_pool and not name:
+        return _gpu(job, of_pool, f"{of_pool}, of pool {pools[0].name}")
     chosen = name or (DEFAULT_FP8_DEVICE if execution.is_fp8 else DEFAULT_DEVICE)
-    memory_bytes = device_memory_bytes(chosen)
-    problem = missing_capability(execution.precision, chosen, DEVICE_CAPABILITIES[chosen.lower()])
-    if problem:
+    return _gpu(job, chosen, chosen if name else f"{chosen}, assumed (--device)")
+
+
+def _device_of_pool(job: FinetuneJob, name: str, memory: str, world_size: int, gpu_type: str) -> Device:
+    """The device of one worker in a pool: by the type of its GPU or, if that is empty or not known, by the options."""
+    known = device_of_gpu_type(gpu_type)
+    if known and job.spec.workers.gpus:
+        return _gpu(job, known, known)
+    if gpu_type and not (name or memory):
+        raise UsageError(f"gpuType {gpu_type} is not known: pass --device or --device-memory.")
+    default = DEFAULT_FP8_DEVICE if job.spec.execution.is_fp8 else DEFAULT_DEVICE
+    if job.spec.workers.gpus and not (name or memory):
+        return _gpu(job, default, f"{default}, assumed (--device)")
+    return _device(job, name, memory, world_size)
+
+
+def _gpu(job: FinetuneJob, name: str, description: str) -> Device:
+    memory_bytes, precision = device_memory_bytes(name), job.spec.execution.precision
+    if problem := missing_capability(precision, name, DEVICE_CAPABILITIES[name.lower()]):
         raise JobError(problem)
-    return Device(chosen if name else f"{chosen}, assumed (--device)", memory_bytes)
+    return Device(description, memory_bytes)
 
 
 def _model_config(job: FinetuneJob, file: Path | None) -> dict[str, Any]:

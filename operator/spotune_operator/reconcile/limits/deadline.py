@@ -197,7 +197,7 @@ def deadline_finding(job: FinetuneJob, decided: DeadlineDecision | None) -> Find
         rule = f"the queue {queue} decides" if queue and not workers.pools else rule
         return Finding(DEADLINE, "Unknown", "NotMeasured", f"the speed is not measured yet: until then {rule}")
     outlook, left = decided.decision.outlook, f"about {_coarse(abs(decided.slack))}"
-    capacities = {pool.capacity for pool in workers.pools} or {*workers.capacity.split("-then-")}
+    capacities: set[str] = {pool.capacity for pool in workers.pools} or {*workers.capacity.split("-then-")}
     if outlook is Outlook.LATE:
         remedy = "set a later deadline or more workers, or suspend the job"
         return Finding(DEADLINE, "True", outlook, f"training ends {left} late even on on-demand nodes: {remedy}")

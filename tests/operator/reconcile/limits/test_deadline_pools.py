@@ -15,14 +15,15 @@ MEASURED: dict[str, Any] = {"totalSteps": 100, "lastCheckpoint": {"step": 40, "t
 
 def a_scenario(deadline: str, *pools: dict[str, Any]) -> Scenario:
     """A job that has trained 40 of 100 steps in its first pool, with 6 h to go."""
-    workers = {"count": 2, "min": 1, "pools": list(pools or (SPOT, DEAR)), "poolPatience": "5m"}
+    pools = pools or (SPOT, DEAR)
+    workers = {"count": 2, "min": 1, "pools": list(pools), "poolPatience": "5m"}
     scenario = new_scenario(workers=workers, deadline=deadline)
     scenario.observe(created=NOW)
     scenario.has_children()
     has_pods_in(scenario)
     scenario.supervisor_reports()
     scenario.decide()
-    has_pods_in(scenario, **{(pools or (SPOT,))[0]["name"].replace("-", "_"): (2, 0)})
+    has_pods_in(scenario, **{str(pools[0]["name"]).replace("-", "_"): (2, 0)})
     scenario.supervisor_reports(step=40, phase="Training", etaSeconds=6 * HOUR, **MEASURED)
     scenario.decide()
     return scenario
