@@ -69,7 +69,6 @@ def test_plan_says_the_odds_of_the_deadline(capsys: pytest.CaptureFixture[str], 
     [
         (("simulate", "a.csv", "--step-seconds", "6", "--deadline", "2h"), "--steps: set the number of steps"),
         (("simulate", "a.csv", "--step-seconds", "6", "--deadline", "0s"), "--deadline 0s: expected a duration longer"),
-        (("simulate", "a.csv", "--step-seconds", "6", "--market", "b.csv"), "--market: is for --deadline"),
         (
             ("simulate", "a.csv", *TIMES, "--steps", "9", "--deadline", "2h", "--market", "a.csv"),
             "a: each market needs a trace of another name",

@@ -62,7 +62,7 @@ def test_table_has_a_row_per_pool_and_says_which_gpu_cannot_compute_so(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "160")
-    text = JOB.replace("google-t5/t5-3b\", task: seq2seq", "meta-llama/Llama-3.1-8B\", task: causal")
+    text = JOB.replace('google-t5/t5-3b", task: seq2seq', 'meta-llama/Llama-3.1-8B", task: causal')
     job.write_text(text.replace(", maxCompletionLength: 128", "").replace("PRECISION", "fp8"))
     code, out, _ = run_spotune(capsys, "plan", job, "--device", "h100-80gb")
     assert code == 0

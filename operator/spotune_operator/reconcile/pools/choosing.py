@@ -10,25 +10,12 @@ from collections.abc import Iterable, Mapping
 
 from spotune.job import FinetuneJob, FinetuneJobStatus, PoolStatus, WorkersSpec, cheapest_first
 from spotune.pools.choice import choose, unchanged
+from spotune.pools.of_job import pools_of
 from spotune.pools.on_demand import OnDemandUse, with_on_demand
-from spotune.pools.terms import Choice, Pool, PoolMemory, Wish, Worker
+from spotune.pools.terms import Choice, PoolMemory, Wish, Worker
 from spotune.units.timestamps import rfc3339, unix_time
 from spotune_operator.children.raycluster import Replicas
 from spotune_operator.observe.state import Pod
-
-
-def pools_of(workers: WorkersSpec) -> list[Pool]:
-    """The pools of a job in the order in which they are tried."""
-    return [
-        Pool(
-            name=pool.name,
-            most=pool.max or workers.count,
-            after=(pool.after or workers.pool_patience).seconds,
-            kind="" if workers.mix_gpu_types else pool.gpu_type,
-            on_demand=pool.capacity == "on-demand",
-        )
-        for pool in cheapest_first(workers.pools)
-    ]
 
 
 def choose_pools(
