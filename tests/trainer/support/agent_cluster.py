@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import ray
+
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -142,6 +144,8 @@ def started_cluster(runs: Runs, folder: Path, *slots: int) -> Iterator[Cluster]:
         head = stack.enter_context(connected_ray(folder, slots[0]))
         for number, further in enumerate(slots[1:], start=2):
             stack.enter_context(_started_node(head, further, f"n{number}"))
+            if number < len(slots):  # of two that start at once, one waits in vain
+                until(lambda expected=number: sum(node["Alive"] for node in ray.nodes()) == expected)
         yield Cluster(runs, head.family, sum(slots), runs.empty("agents").root)
 
 
