@@ -1,4 +1,4 @@
-"""CEL rules of pools, queues and limits, as `spotune.job.pools` and `spotune.job.limits` check them in files.
+"""CEL rules of pools, queues and limits, as `spotune.job` checks them in files.
 
 The API server lets through what CEL would be too slow for: a zone and a selector of the same zone in two pools, and
 names of labels in a selector. The models refuse these, so such a job becomes `Stalled` before it has pods.
@@ -12,8 +12,7 @@ from pydantic import BaseModel
 from spotune.crd.cel_rules import Rule
 from spotune.job import ClusterSpec, PoolSpec
 from spotune.job.lifecycle import TTL_WITH_SERVING
-from spotune.job.limits import MAX_QUEUED_POOLS, TOO_MANY_POOLS
-from spotune.job.pools import RESERVED_NAMES, ZONE_LABEL
+from spotune.job.pools import MAX_QUEUED_POOLS, RESERVED_NAMES, TOO_MANY_POOLS, ZONE_LABEL
 
 _POOL: Final = (
     Rule(f"!(self.name in {[*RESERVED_NAMES]})", "is the head's group: choose another name", "name"),

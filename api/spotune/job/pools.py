@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 from spotune.custom_resource.base import PositiveDuration, PositiveInt, Section, invalid
 from spotune.custom_resource.metadata import NAME_PATTERN, DnsLabel, LabelKey, LabelValue
 from spotune.custom_resource.status import StatusSection, Timestamp
-from spotune.units.money import Price
+from spotune.units.money import Money, Price
 
 MAX_POOLS: Final = 16
 """Kubernetes requires a bound for rules that compare each pool with each other."""
@@ -16,6 +16,9 @@ MAX_POOL_NAME: Final = 30
 """KubeRay puts the name into the names of pods."""
 MAX_SELECTOR_LABELS: Final = 8
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+MAX_QUEUED_POOLS: Final = 7
+"""Kueue's webhook for RayClusters refuses more: a Workload has eight pod sets, and one is the head's."""
+TOO_MANY_POOLS: Final = f"Kueue takes {MAX_QUEUED_POOLS} pools at most: remove some, or cluster.queueName"
 RESERVED_NAMES: Final = ("head", "headgroup")
 """Names of the head's group: KubeRay's, and that of Kueue's pod set."""
 
@@ -120,6 +123,25 @@ def _check_pool(pool: PoolSpec, field: str, before: Sequence[PoolSpec]) -> None:
                 f"{field}.price",
                 f"{pool.price} and {other.price} of pool {other.name} have different currencies: use one for all pools",
             )
+
+
+def check_queue_and_limit(pools: Sequence[PoolSpec], queue_name: str, max_cost: Money | None) -> None:
+    """Refuse pools that do not fit a queue, and a limit of cost that has no effect with their prices.
+
+    Args:
+        pools: ``workers.pools``.
+        queue_name: ``cluster.queueName``.
+        max_cost: ``maxCost``.
+
+    Raises:
+        PydanticCustomError: With the field and the remedy.
+    """
+    if queue_name and len(pools) > MAX_QUEUED_POOLS:
+        invalid("workers.pools", TOO_MANY_POOLS)
+    for pool in pools:
+        if max_cost is not None and pool.price is not None and pool.price.currency != max_cost.currency:
+            other = f"{max_cost} has another currency than pool {pool.name}, {pool.price}"
+            invalid("maxCost", f"{other}: use one for both")
 
 
 class PoolStatus(StatusSection):

@@ -110,10 +110,10 @@ def device_of_gpu_type(gpu_type: str) -> str | None:
     Of a type that exists with several sizes of memory, and names none, it is the smallest. None for a type that is not
     known, and for a part of a GPU (MIG).
     """
-    words = re.split(r"[-_ .]+", gpu_type.lower().replace("rtx-4090", "rtx4090"))
-    family = next((word for word in words if any(word == name.partition("-")[0] for name in DEVICE_MEMORY_BYTES)), None)
-    sizes = [word for word in words if re.fullmatch(r"\d+gb", word)]
-    if family is None or "mig" in words:
+    parts = re.split(r"[-_ .]+", gpu_type.lower().replace("rtx-4090", "rtx4090"))
+    family = next((part for part in parts if any(part == name.partition("-")[0] for name in DEVICE_MEMORY_BYTES)), None)
+    sizes = [part for part in parts if re.fullmatch(r"\d+gb", part)]
+    if family is None or "mig" in parts:
         return None
     known = [name for name in DEVICE_MEMORY_BYTES if name.partition("-")[0] == family]
     if sizes and len(known) > 1:

@@ -208,7 +208,7 @@ class _Simulation:
             for worker in gone:
                 self._remove(worker.name)
                 self._run.used[name].losses += 1
-            self._end_group([worker.name for worker in gone], is_loss=True)
+            self._stop_group([worker.name for worker in gone], is_loss=True)
             free = pool_nodes.count - (len(held) - len(gone))
             for worker in (each for each in own if not each.has_node):
                 if free < 1:
@@ -232,7 +232,7 @@ class _Simulation:
             leaving = [worker for worker in memory.leaving if worker in self.workers]
             for worker in leaving:
                 self._remove(worker)
-            self._end_group(leaving, is_loss=False)
+            self._stop_group(leaving, is_loss=False)
             present = sum(worker.pool == name for worker in self.workers.values())
             for _ in range(choice.replicas[name] - present):
                 self.created += 1
@@ -248,7 +248,7 @@ class _Simulation:
 
     # Worker groups
 
-    def _end_group(self, gone: Sequence[str], *, is_loss: bool) -> None:
+    def _stop_group(self, gone: Sequence[str], *, is_loss: bool) -> None:
         """End the group if one of its workers is gone; a loss undoes the training since the last durable commit."""
         group = self.group
         if group is None or not group.members.intersection(gone):
