@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -33,6 +33,8 @@ from spotune.plan.devices import (
 from spotune.plan.job_plan import Assumptions, Device, JobPlan, plan_job, workers_json
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.pools.plan import PoolPlan, plan_pools
+from spotune.simulate.history import read_history
+from spotune.simulate.measured import read_timings
 from spotune.simulate.terms import Timings
 from spotune.units.durations import Duration
 
@@ -58,6 +60,10 @@ def plan(
         list[Path] | None,
         typer.Option(help="Trace of a spot market (seconds,nodes), for the odds of spec.deadline; repeatable."),
     ] = None,
+    history: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Directory of a job on spot nodes: the nodes that it had, as a trace."),
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="With --trace: steps, if not training.maxSteps.")] = None,
     spot_price: Annotated[float | None, typer.Option(min=0, help="With --trace: price of a node per hour.")] = None,
     on_demand_price: Annotated[float | None, typer.Option(min=0, help="The same on demand.")] = None,
@@ -69,6 +75,8 @@ def plan(
     """Print memory, ZeRO stage, micro-batch size and checkpoint interval by number of workers, and by pool.
 
     Example: spotune plan job.yaml --workers 1,2,4 --device h200
+
+    Example: spotune plan job.yaml --history runs/t5-sql --steps 40000
 
     Example: spotune plan job.yaml --trace zone-a.csv --trace zone-b.csv --step-seconds 2.5 --steps 40000
     """
@@ -92,7 +100,8 @@ def plan(
         lambda gpu_type, processes: _device_of_pool(job, device, device_memory, processes, gpu_type),
     )
     start = _seconds(on_demand_start, "--on-demand-start")
-    odds = _odds(job, trace, steps, step_seconds, start, (spot_price, on_demand_price)) if trace else None
+    prices = (spot_price, on_demand_price)
+    odds = _odds(job, trace or [], history, steps, step_seconds, start, prices) if trace or history else None
     job_plan = plan_for(worker_counts or _least_and_most(job, lambda count: plan_for([count]).feasible))
     if output == "json":
         found = {"deadline": [row.as_json() for row in odds.rows]} if odds is not None else {}
@@ -120,6 +129,7 @@ class _DeadlineOdds(NamedTuple):
 def _odds(
     job: FinetuneJob,
     traces: Sequence[Path],
+    history: Path | None,
     steps: int | None,
     step_seconds: float | None,
     on_demand_start: float,
@@ -127,19 +137,27 @@ def _odds(
 ) -> _DeadlineOdds:
     """The odds of the job's deadline if it began now, with all of its workers."""
     spec, now = job.spec, time.time()
-    steps = steps or spec.training.max_steps
+    steps, workers = steps or spec.training.max_steps, spec.workers.count
     if spec.deadline is None:
         raise UsageError("--trace: the job has no spec.deadline, such as 36h, whose odds could be told.")
-    if steps is None or step_seconds is None:
-        missing = "--step-seconds" if step_seconds is None else "--steps"
+    times, markets = Timings(step={}), read_markets(traces)
+    if history is not None:
+        markets[f"history of {history.name}"] = read_history(history)
+        times = read_timings(history, times, "--history")
+    seconds = _by_node(times.step, spec.workers.gpus) if step_seconds is None else {workers: step_seconds}
+    if steps is None or not seconds:
+        missing = "--step-seconds" if not seconds else "--steps"
         raise UsageError(f"{missing}: is needed with --trace. A run tells both: spotune run JOB.yaml --max-steps 50.")
-    workers, switching = spec.workers.count, switching_of(Timings(step={}), on_demand_start)
-    work = work_seconds(steps, {workers: step_seconds}, workers)
+    switching = switching_of(times, on_demand_start)
+    work = work_seconds(steps, seconds, workers)
     to_deadline = spec.deadline.at(now) - now
-    rows = deadline_odds(
-        read_markets(traces), nodes=workers, work=work, to_deadline=to_deadline, switching=switching, prices=prices
-    )
+    rows = deadline_odds(markets, nodes=workers, work=work, to_deadline=to_deadline, switching=switching, prices=prices)
     return _DeadlineOdds(rows, work, to_deadline, switching)
+
+
+def _by_node(step: Mapping[int, float], gpus: int) -> dict[int, float]:
+    """Seconds per step by number of nodes, of measured ones by number of worker processes."""
+    return {max(1, processes // max(1, gpus)): seconds for processes, seconds in step.items()}
 
 
 def _least_and_most(job: FinetuneJob, fits: Callable[[int], bool]) -> list[int]:

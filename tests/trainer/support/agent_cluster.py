@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import ray
@@ -145,8 +146,12 @@ def started_cluster(runs: Runs, folder: Path, *slots: int) -> Iterator[Cluster]:
         for number, further in enumerate(slots[1:], start=2):
             stack.enter_context(_started_node(head, further, f"n{number}"))
             if number < len(slots):  # of two that start at once, one waits in vain
-                until(lambda expected=number: sum(node["Alive"] for node in ray.nodes()) == expected)
+                until(partial(_has_nodes, number))
         yield Cluster(runs, head.family, sum(slots), runs.empty("agents").root)
+
+
+def _has_nodes(number: int) -> bool:
+    return len([node for node in ray.nodes() if node["Alive"]]) == number
 
 
 @contextmanager
