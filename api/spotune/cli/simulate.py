@@ -78,12 +78,12 @@ def simulate(
 
     Options with several comma-separated values are combined: each combination is one scenario.
 
+    With --market, or a job with workers.pools, the operator's own choice between pools is simulated: each trace is a
+    pool with the name of its file. Pools of a job that are on demand need no trace.
+
     Example: spotune simulate examples/traces/v100-4.csv --workers 4 --step-seconds 2.5 --checkpoint-every auto,1m,10m
 
     Example: spotune simulate trace.csv --job job.yaml --measured runs/my-job --head on-demand,spot --steps 20000
-
-    With --market, or a job with workers.pools, the operator's own choice between pools is simulated: each trace is a
-    pool with the name of its file. Pools of a job that are on demand need no trace.
 
     Example: spotune simulate spot-a.csv --market spot-b.csv --job job.yaml --step-seconds 2.5 --steps 40000
 

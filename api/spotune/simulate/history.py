@@ -13,6 +13,8 @@ from spotune.simulate.trace import Trace
 
 _LOSSES: Final = ("workerLost", "preempted")
 """Causes of failures by which a group loses nodes."""
+_SHORTEST: Final = 60.0
+"""Seconds of a history from which something can be told."""
 
 
 def read_history(directory: Path) -> Trace:
@@ -34,7 +36,7 @@ def read_history(directory: Path) -> Trace:
         raise UsageError(f"--history {directory}: the job may have had on-demand nodes, which say nothing about spot.")
     per_node = max(1, int(workers.get("gpus", 1)))
     points = [(time, slots // per_node) for time, slots in _slots(filter(None, map(parse_record, lines)))]
-    if len(points) < 2 or points[-1][0] <= points[0][0]:
+    if len(points) < 2 or points[-1][0] - points[0][0] < _SHORTEST:
         raise UsageError(f"--history {directory}: no worker group of this job has run for a while yet.")
     begin = points[0][0]
     changes = {time - begin: nodes for time, nodes in points[:-1]}  # of several at one time, the last

@@ -69,10 +69,8 @@ def deadline_status(
         return None
     before = previous.deadline or DeadlineStatus()
     seconds, measured_workers = before.seconds_per_step, before.measured_workers
-    left, running = (
-        (progress.total_steps or 0) - (progress.step or 0),
-        sum(pod.runs for pod in workers) if active else 0,
-    )
+    left = (progress.total_steps or 0) - (progress.step or 0)
+    running = sum(pod.runs for pod in workers) if active else 0
     if progress.phase == "Training" and progress.eta_seconds is not None and left > 0 and running > 0:
         measured = progress.eta_seconds / left
         if seconds is None or measured_workers != running or abs(measured - seconds) > _NEW_SPEED * seconds:
@@ -205,7 +203,8 @@ def deadline_finding(job: FinetuneJob, decided: DeadlineDecision | None) -> Find
         return Finding(
             DEADLINE, "True", outlook, _without_slack(left, queue, capacities, has_pools=bool(workers.pools))
         )
-    return Finding(DEADLINE, "False", Outlook.IN_TIME, _in_time(decided.decision, left, "" if workers.pools else queue))
+    by_queue = queue if queue and not workers.pools else ""
+    return Finding(DEADLINE, "False", Outlook.IN_TIME, _in_time(decided.decision, left, by_queue, capacities))
 
 
 def _without_slack(left: str, queue: str, capacities: set[str], *, has_pools: bool) -> str:
@@ -225,15 +224,27 @@ def _without_slack(left: str, queue: str, capacities: set[str], *, has_pools: bo
     return f"{left} of slack is too little for spot nodes: all workers move to on-demand nodes"
 
 
-def _in_time(decision: Decision, left: str, queue: str) -> str:
-    waits = f"waits for the queue {queue}" if queue else "waits for spot nodes"
-    pays = f"waits for the queue {queue}" if queue else "on-demand nodes stand in for missing spot nodes"
-    return {
-        Choice.SPOT: f"trains on spot nodes, with {left} of slack",
-        Choice.WAIT: f"{waits}, with {left} of slack",
-        Choice.ON_DEMAND: f"{pays}, {f'with {left} of slack' if queue else f'so that {left} of slack is kept'}",
-        Choice.DONE: "all steps are done",
-    }[decision.choice]
+def _in_time(decision: Decision, left: str, queue: str, capacities: set[str]) -> str:
+    """What the job does while there is slack.
+
+    Args:
+        decision: Of the policy.
+        left: The slack.
+        queue: The queue, if that alone decides which nodes the workers get.
+        capacities: Kinds of nodes that the workers may have.
+    """
+    match decision.choice:
+        case Choice.DONE:
+            return "all steps are done"
+        case Choice.SPOT:
+            return f"trains on spot nodes, with {left} of slack"
+        case _ if queue:
+            return f"the queue {queue} decides which nodes the workers get, with {left} of slack"
+        case _ if "spot" not in capacities:
+            return f"all nodes are on-demand, with {left} of slack"
+        case Choice.WAIT:
+            return f"waits for spot nodes, with {left} of slack"
+    return f"on-demand nodes stand in for missing spot nodes, so that {left} of slack is kept"
 
 
 def _coarse(seconds: float) -> str:

@@ -169,4 +169,6 @@ def test_in_a_queue_the_condition_says_that_the_queue_decides() -> None:
     scenario.decide()
     lose_a_worker(scenario)
     scenario.decide(after=600)
-    assert scenario.condition("DeadlineAtRisk").message.startswith("waits for the queue team, with about 13 h")
+    assert scenario.condition("DeadlineAtRisk").message.startswith(
+        "the queue team decides which nodes the workers get, with about 13 h"
+    )

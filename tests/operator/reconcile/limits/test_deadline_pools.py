@@ -88,7 +88,7 @@ def test_without_slack_all_workers_move_to_the_on_demand_pool_in_one_resize() ->
     ("pool", "status", "message"),
     [
         (SPOT, "True", "add a pool with capacity: on-demand"),
-        (DEAR, "False", "on-demand nodes stand in for missing spot nodes, so that about 10 min 00 s of slack is kept"),
+        (DEAR, "False", "all nodes are on-demand, with about 10 min 00 s of slack"),
     ],
 )
 def test_pools_of_one_kind_only_say_what_is_known(pool: dict[str, Any], status: str, message: str) -> None:
