@@ -151,13 +151,12 @@ def decide_deadline(
     decision = decide(state, switching)
     keeps_paying = pays and state.slack < switching.slack_for_spot
     moves = decision.outlook is not Outlook.IN_TIME or keeps_paying
-    has_choice = nodes.capacity == "spot-then-on-demand" and bool(workers)
-    if not has_choice or job.spec.workers.pools:
-        use = _use(decision, moves=moves) if has_choice else OnDemandUse.AS_LISTED
-        return DeadlineDecision(decision, state.slack, None, use)
-    return DeadlineDecision(
-        decision, state.slack, _replicas(decision, count, nodes.missing, nodes.paid, moves=moves), OnDemandUse.AS_LISTED
-    )
+    has_choice, replicas, use = nodes.capacity == "spot-then-on-demand", None, OnDemandUse.AS_LISTED
+    if has_choice and job.spec.workers.pools:
+        use = _use(decision, moves=moves)
+    elif has_choice and workers:
+        replicas = _replicas(decision, count, nodes.missing, nodes.paid, moves=moves)
+    return DeadlineDecision(decision, state.slack, replicas, use)
 
 
 def _use(decision: Decision, *, moves: bool) -> OnDemandUse:
