@@ -54,6 +54,7 @@ demo: $(READY) ## Train the text-to-SQL example on two CPU workers, from generat
 .PHONY: lock
 lock: $(filter .uv/bin/uv,$(UV)) ## Pin versions and hashes in constraints/ again (LOCK_OPTIONS=--upgrade for the newest ones)
 	$(COMPILE) --annotation-style line --extra client --extra operator --extra serve --extra trainer --extra lm-eval --group dev --output-file constraints/dev.txt pyproject.toml
+	$(COMPILE) --no-annotate --extra client --constraints constraints/dev.txt --output-file constraints/client.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra trainer --constraints constraints/dev.txt --output-file constraints/trainer.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra operator --constraints constraints/dev.txt --output-file constraints/operator.txt pyproject.toml
 	$(COMPILE) --no-annotate --extra serve --constraints constraints/dev.txt --output-file constraints/serve.txt pyproject.toml

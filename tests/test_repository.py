@@ -93,6 +93,7 @@ def test_there_is_no_lock_file() -> None:
         ("trainer.txt", ["trainer"], []),
         ("serve.txt", ["serve"], []),
         ("serve-vllm.txt", ["serve", "vllm"], []),
+        ("client.txt", ["client"], []),
         ("operator.txt", ["operator"], []),
         ("build.txt", [], ["build"]),
     ],
@@ -115,7 +116,7 @@ def test_every_pin_has_a_hash(path: Path) -> None:
     assert [entry.split()[0] for entry in entries if not re.search(r"\\\n +--hash=sha256:[0-9a-f]{64}\b", entry)] == []
 
 
-@pytest.mark.parametrize("name", ["trainer.txt", "operator.txt", "serve.txt"])
+@pytest.mark.parametrize("name", ["client.txt", "trainer.txt", "operator.txt", "serve.txt"])
 def test_the_extras_are_installed_at_the_versions_that_are_tested(name: str) -> None:
     assert pins(name).items() <= pins("dev.txt").items()
 

@@ -95,6 +95,14 @@ def test_values_that_cannot_be_are_refused_by_name(value: str, words: str) -> No
     assert words in str(caught.value)
 
 
+def test_prices_need_a_currency_and_all_the_same() -> None:
+    listed = ("prices[0].source=list", "prices[0].date=2026-11-01")
+    with pytest.raises(HelmError, match=r"prices have several currencies \(EUR, USD\): use one"):
+        rendered(*listed, "prices[0].price=1 USD", "prices[0].onDemandPrice=2 EUR")
+    with pytest.raises(HelmError, match="/prices/0/price"):
+        rendered(*listed, "prices[0].price=1.10")
+
+
 def test_healing_beyond_the_watched_namespaces_is_refused() -> None:
     with pytest.raises(HelmError, match="leave watchNamespaces empty"):
         rendered("watchNamespaces={team}", "healing.cordon=true", "healing.drain=true")

@@ -25,7 +25,7 @@ NOWHERE = {"name": "nowhere", "capacity": "spot", "zone": "westeurope-9", "price
 
 
 @contextmanager
-def _dry(cluster: ClusterUnderTest) -> Iterator[None]:
+def dry(cluster: ClusterUnderTest) -> Iterator[None]:
     """Until the block ends, the spot nodes take no new pods."""
     try:
         for node in SPOT_NODES:
@@ -36,15 +36,15 @@ def _dry(cluster: ClusterUnderTest) -> Iterator[None]:
             cluster.kubectl("uncordon", node)
 
 
-def _pools(seen: ObservedJob) -> dict[str, dict[str, Any]]:
+def pools_of(seen: ObservedJob) -> dict[str, dict[str, Any]]:
     return {pool["name"]: pool for pool in seen.status.get("pools", [])}
 
 
-def _all_run_in(name: str) -> Callable[[ObservedJob], bool]:
+def all_run_in(name: str) -> Callable[[ObservedJob], bool]:
     """Whether all workers run in one pool, and none in another."""
 
     def wanted(seen: ObservedJob) -> bool:
-        running = {pool: found.get("running", 0) for pool, found in _pools(seen).items()}
+        running = {pool: found.get("running", 0) for pool, found in pools_of(seen).items()}
         return running.pop(name, 0) == WORKERS and not any(running.values())
 
     return wanted
@@ -53,7 +53,7 @@ def _all_run_in(name: str) -> Callable[[ObservedJob], bool]:
 def _wait_for_move(job: RunningJob, pool: str, since: float) -> None:
     """Wait until all workers run in a pool, and a worker group of theirs makes steps."""
     generation, step = job.progress()["generation"], job.progress()["step"] or 0
-    job.history.wait_for(f"{WORKERS} workers in {pool}", 600, _all_run_in(pool), since)
+    job.history.wait_for(f"{WORKERS} workers in {pool}", 600, all_run_in(pool), since)
     job.wait_for_step(step + 3, generation, seconds=300)
 
 
@@ -71,7 +71,7 @@ def job(cluster: ClusterUnderTest, operator: Operator, workplace: Workplace) -> 
             "resizeCooldown": "5s",
         },
     }
-    with _dry(cluster), workplace.running(workplace.manifest("pools", **sections)) as found:
+    with dry(cluster), workplace.running(workplace.manifest("pools", **sections)) as found:
         yield found
 
 
@@ -86,9 +86,9 @@ def test_pools_run_dry_and_come_back(
     assert named.condition("PoolsMatch")["reason"] == "NoNodeYet"
     assert "nowhere (spot, topology.kubernetes.io/zone=westeurope-9)" in named.condition("PoolsMatch")["message"]
 
-    job.wait_for("workers in the dear pool", _all_run_in("dear"), 600)
-    refused = job.wait_for("a refusal", lambda seen: _pools(seen).get("cheap", {}).get("refusals", 0) > 0)
-    assert _pools(refused)["cheap"]["retryAt"]
+    job.wait_for("workers in the dear pool", all_run_in("dear"), 600)
+    refused = job.wait_for("a refusal", lambda seen: pools_of(seen).get("cheap", {}).get("refusals", 0) > 0)
+    assert pools_of(refused)["cheap"]["retryAt"]
     job.wait_for_commit()
 
     since = time.time()
@@ -97,7 +97,7 @@ def test_pools_run_dry_and_come_back(
     _wait_for_move(job, "cheap", since)
 
     since = time.time()
-    with _dry(cluster):
+    with dry(cluster):
         job.kubectl("delete", "pods", "--selector=ray.io/group=cheap", "--wait=false")
         _wait_for_move(job, "dear", since)
 
@@ -108,7 +108,7 @@ def test_pools_run_dry_and_come_back(
     assert last.status["cost"]["currency"] == "USD"
     assert last.status["cost"]["spent"] > 0
     assert last.status["cost"]["saved"] > 0
-    assert {name for name, pool in _pools(last).items() if pool.get("nodeSeconds")} == {"cheap", "dear"}
+    assert {name for name, pool in pools_of(last).items() if pool.get("nodeSeconds")} == {"cheap", "dear"}
 
     job.finish_soon()
     job.wait_until_complete()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -15,13 +15,16 @@ from spotune.cli.simulate_table import print_comparison
 from spotune.deadline.odds import deadline_odds, print_odds, read_markets, switching_of
 from spotune.deadline.terms import work_seconds
 from spotune.errors import UsageError
-from spotune.job import FinetuneJob
+from spotune.job import FinetuneJob, WorkersSpec
 from spotune.job_file.load import load_job
+from spotune.pools.markets import print_run, run_as_json, supplies_of_job, supplies_of_markets
+from spotune.pools.simulation import simulate_pools
+from spotune.pools.terms import Wish
 from spotune.simulate.compare import Prices, all_scenarios, compare
 from spotune.simulate.measured import read_timings
 from spotune.simulate.supply import Capacity, HeadCapacity
 from spotune.simulate.terms import NEVER, Scenario, Timings
-from spotune.simulate.trace import read_trace
+from spotune.simulate.trace import Trace, read_trace
 from spotune.units.durations import Duration
 
 T = TypeVar("T")
@@ -63,7 +66,7 @@ def simulate(
         str, typer.Option(help="The odds of a deadline instead, such as 36h, by the policy of spec.deadline.")
     ] = "",
     market: Annotated[
-        list[Path] | None, typer.Option(help="With --deadline: the trace of a further spot market; repeatable.")
+        list[Path] | None, typer.Option(help="Trace of a further spot market or pool; repeatable.")
     ] = None,
     on_demand_start: Annotated[
         str, typer.Option(help="With --deadline: time from the request of on-demand nodes to the next step.")
@@ -75,13 +78,20 @@ def simulate(
 
     Options with several comma-separated values are combined: each combination is one scenario.
 
+    With --market, or a job with workers.pools, the operator's own choice between pools is simulated: each trace is a
+    pool with the name of its file. Pools of a job that are on demand need no trace.
+
     Example: spotune simulate examples/traces/v100-4.csv --workers 4 --step-seconds 2.5 --checkpoint-every auto,1m,10m
 
     Example: spotune simulate trace.csv --job job.yaml --measured runs/my-job --head on-demand,spot --steps 20000
 
+    Example: spotune simulate spot-a.csv --market spot-b.csv --job job.yaml --step-seconds 2.5 --steps 40000
+
     Example: spotune simulate zone-a.csv --market zone-b.csv --deadline 36h --steps 40000 --step-seconds 2.5 --workers 1
     """
-    base, times = _from_job(load_job(job) if job is not None else None)
+    loaded = load_job(job) if job is not None else None
+    workers_of_job = loaded.spec.workers if loaded is not None else None
+    base, times = _from_job(loaded)
     if measured is not None:
         times = read_timings(measured, times)
     given: dict[str, Any] = {
@@ -107,8 +117,6 @@ def simulate(
         start = _seconds(on_demand_start, "--on-demand-start") or 0.0
         _print_odds(deadline, [trace, *(market or [])], worker_counts, steps, times, start, prices, output)
         return
-    if market:
-        raise UsageError("--market: is for --deadline; a simulation without it has one trace.")
     after, notice_seconds = _seconds(on_demand_after, "--on-demand-after"), _seconds(notice, "--notice")
     cooldown = NEVER if resize_cooldown == "never" else _seconds(resize_cooldown, "--resize-cooldown")
     base = replace(
@@ -127,6 +135,11 @@ def simulate(
             capacity=_list(capacity, "--capacity", _one_of(get_args(Capacity))) or [base.capacity],
         )
     ]
+    pools = workers_of_job.pools if workers_of_job is not None else []
+    if market or pools:
+        traces = read_markets([trace, *(market or [])])
+        _print_pools(_one(scenarios), workers_of_job if pools else None, traces, times, prices, steps, output)
+        return
     results = compare(read_trace(trace), scenarios, times, prices, steps, repeats)
     if output == "json":
         found = {"times": asdict(times), "choices": [row.as_json() for row in results]}
@@ -169,6 +182,47 @@ def _print_odds(
         typer.echo(json.dumps(found, indent=2))
     else:
         print_odds(odds, work, to_deadline, switching, Console())
+
+
+def _one(scenarios: Sequence[Scenario]) -> Scenario:
+    if len(scenarios) > 1:
+        raise UsageError("--workers, --checkpoint-every, --head and --capacity: pools take one value each.")
+    return scenarios[0]
+
+
+def _print_pools(
+    scenario: Scenario,
+    workers: WorkersSpec | None,
+    traces: Mapping[str, Trace],
+    times: Timings,
+    prices: Prices,
+    steps: int | None,
+    output: str,
+) -> None:
+    """Print what becomes of a job in several pools.
+
+    Args:
+        scenario: The job. Its head is on demand, and losses have no notice.
+        workers: `spec.workers` of a job with pools; None: each trace is a pool.
+        traces: By name of the pool.
+        times: How long everything takes.
+        prices: Of a node and hour, for pools that no job prices.
+        steps: Steps of the job; None: as many as fit into the shortest trace.
+        output: `text` or `json`.
+    """
+    if scenario.head == "spot" or scenario.notice or scenario.capacity == "on-demand":
+        raise UsageError("--head spot, --notice and --capacity on-demand: are not simulated with several pools.")
+    if workers is not None:
+        supplies = supplies_of_job(workers, traces)
+    else:
+        shared = (prices.spot, prices.on_demand)
+        supplies = supplies_of_markets(traces, scenario.workers, scenario.on_demand_after, shared, scenario.capacity)
+    wish = Wish(scenario.workers, scenario.min_workers, scenario.resize_cooldown)
+    run = simulate_pools(supplies, wish, times, checkpoint_every=scenario.checkpoint_every, steps=steps)
+    if output == "json":
+        typer.echo(json.dumps({"times": asdict(times), **run_as_json(run, supplies)}, indent=2))
+    else:
+        print_run(run, supplies, Console())
 
 
 def _from_job(job: FinetuneJob | None) -> tuple[Scenario, Timings]:

@@ -13,8 +13,8 @@ from spotune.crd.execution_rules import (
     REPRODUCIBLE_RULES,
     SAME_PRECISION,
 )
-from spotune.crd.pool_rules import POOL_RULES, WORKERS_RULES
-from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES, TTL_RULES
+from spotune.crd.pool_rules import LIMIT_RULES, SUPPLY_RULES, WORKERS_RULES
+from spotune.crd.service_rules import SERVING_RULES, SERVING_SECTION_RULES
 from spotune.crd.storage_rules import STORAGE_RULES, STORAGE_SECTION_RULES
 from spotune.crd.training_rules import TRAINING_RULES
 from spotune.crd.user_code_rules import OPTIONAL_SECTIONS, USER_CODE_RULES
@@ -29,7 +29,6 @@ from spotune.job import (
     JobServingSpec,
     MixtureSourceSpec,
     ModelSpec,
-    PoolSpec,
     PrepareSpec,
     StorageSpec,
     TrainingSpec,
@@ -42,7 +41,7 @@ _WORKERS = (
     Rule("type(self.min) != int || self.min <= self.count", "must not be more than count", "min"),
     *WORKERS_RULES,
     Rule(
-        "self.onStraggler != 'replace' || type(self.min) != int || self.min < self.count",
+        "self.onStraggler != 'replace' || (type(self.min) == int ? self.min < self.count : self.count > 1)",
         "replace needs a min below count: otherwise no worker can be left out; lower workers.min",
         "onStraggler",
     ),
@@ -380,7 +379,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **SERVING_SECTION_RULES,
     ModelSpec: _MODEL,
     WorkersSpec: _WORKERS,
-    PoolSpec: POOL_RULES,
+    **SUPPLY_RULES,
     BackoffSpec: _BACKOFF,
     EvalSpec: EVAL_RULES,
     MixtureSourceSpec: MIXTURE_SOURCE_RULES,
@@ -391,7 +390,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
     FinetuneJobSpec: (
         *USER_CODE_RULES,
-        *TTL_RULES,
+        *LIMIT_RULES,
         *(unless_absent(rule, *OPTIONAL_SECTIONS) for rule in _ACROSS_SECTIONS),
     ),
     JobServingSpec: SERVING_RULES,

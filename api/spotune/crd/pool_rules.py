@@ -1,11 +1,20 @@
-"""CEL rules of `workers.pools`, as `spotune.job.pools` checks them in files."""
+"""CEL rules of pools, queues and limits, as `spotune.job` checks them in files.
 
+The API server lets through what CEL would be too slow for: a zone and a selector of the same zone in two pools, and
+names of labels in a selector. The models refuse these, so such a job becomes `Stalled` before it has pods.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from spotune.crd.cel_rules import Rule
-from spotune.job.pools import RESERVED_NAMES, ZONE_LABEL
+from pydantic import BaseModel
 
-POOL_RULES: Final = (
+from spotune.crd.cel_rules import Rule
+from spotune.job import ClusterSpec, PoolSpec
+from spotune.job.lifecycle import TTL_WITH_SERVING
+from spotune.job.pools import MAX_QUEUED_POOLS, RESERVED_NAMES, TOO_MANY_POOLS, ZONE_LABEL
+
+_POOL: Final = (
     Rule(f"!(self.name in {[*RESERVED_NAMES]})", "is the head's group: choose another name", "name"),
     Rule(
         f"self.zone == '' || !('{ZONE_LABEL}' in self.nodeSelector) || self.nodeSelector['{ZONE_LABEL}'] == self.zone",
@@ -28,6 +37,11 @@ WORKERS_RULES: Final = (
         "onDemandAfter",
     ),
     Rule(
+        "self.pools.size() > 0 || self.poolPatience == '10m'",
+        "is only used with pools: remove it, or set pools",
+        "poolPatience",
+    ),
+    Rule(
         "self.pools.size() > 0 || !self.mixGpuTypes", "is only used with pools: remove it, or set pools", "mixGpuTypes"
     ),
     Rule(
@@ -48,3 +62,27 @@ WORKERS_RULES: Final = (
         "pools",
     ),
 )
+_CLUSTER: Final = (
+    Rule(
+        "self.queuePriorityClass == '' || self.queueName != ''",
+        "is only used with queueName: remove it, or set queueName",
+        "queuePriorityClass",
+    ),
+)
+LIMIT_RULES: Final = (
+    Rule("!has(self.ttlSecondsAfterFinished) || !has(self.serving)", TTL_WITH_SERVING, "ttlSecondsAfterFinished"),
+    Rule(
+        f"self.cluster.queueName == '' || self.workers.pools.size() <= {MAX_QUEUED_POOLS}",
+        TOO_MANY_POOLS,
+        "workers.pools",
+    ),
+    Rule(
+        "!has(self.maxCost) || self.workers.pools.all(pool, !has(pool.price) || "
+        "pool.price.substring(pool.price.size() - 3) == self.maxCost.substring(self.maxCost.size() - 3))",
+        "has another currency than prices of pools: use one for both",
+        "maxCost",
+    ),
+)
+"""Rules of the spec of a job."""
+SUPPLY_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {PoolSpec: _POOL, ClusterSpec: _CLUSTER}
+"""Rules of the sections for pools and queues."""

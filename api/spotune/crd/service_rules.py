@@ -6,7 +6,6 @@ from typing import Final
 from pydantic import BaseModel
 
 from spotune.crd.cel_rules import NAME_RULES, Rule
-from spotune.job.lifecycle import TTL_WITH_SERVING
 from spotune.service import (
     HttpRouteSpec,
     ModelService,
@@ -106,11 +105,6 @@ _SERVICE = (
         "spec.adapters",
     ),
 )
-
-TTL_RULES: Final = (
-    Rule("!has(self.ttlSecondsAfterFinished) || !has(self.serving)", TTL_WITH_SERVING, "ttlSecondsAfterFinished"),
-)
-"""Rules of the spec of a job with a ModelService."""
 
 SERVICE_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **SERVING_SECTION_RULES,

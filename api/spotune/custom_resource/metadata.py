@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from spotune.custom_resource.base import Section, invalid
 
@@ -39,6 +39,34 @@ def _check_dns_label(name: str) -> str:
 
 DnsLabel = AfterValidator(_check_dns_label)
 """Checks that a string is a DNS label."""
+
+MAX_LABEL_VALUE = 63
+_LABEL_VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?"
+_LABEL_PREFIX = rf"(?=.{{1,253}}/){NAME_PATTERN}(\.{NAME_PATTERN})*/"
+_ALLOWED = f"use letters, digits, -, _ and ., at most {MAX_LABEL_VALUE}, and start and end with a letter or digit"
+
+
+def _check_label_value(value: str) -> str:
+    if len(value) > MAX_LABEL_VALUE or not re.fullmatch(_LABEL_VALUE, value):
+        invalid("", f"{value!r} is not a valid value of a label: {_ALLOWED}")
+    return value
+
+
+def _check_label_key(key: str) -> str:
+    name = re.sub(f"^{_LABEL_PREFIX}", "", key)
+    if not name or len(name) > MAX_LABEL_VALUE or not re.fullmatch(_LABEL_VALUE, name):
+        invalid("", f"{key!r} is not a valid name of a label: {_ALLOWED}; before it may be a domain and /")
+    return key
+
+
+LabelValue = Annotated[
+    str,
+    AfterValidator(_check_label_value),
+    WithJsonSchema({"type": "string", "maxLength": MAX_LABEL_VALUE, "pattern": f"^{_LABEL_VALUE}$"}),
+]
+"""Value of a label of Kubernetes; it may be empty."""
+LabelKey = Annotated[str, AfterValidator(_check_label_key), WithJsonSchema({"type": "string"})]
+"""Name of a label of Kubernetes. The API server cannot check names in a mapping of a custom resource."""
 
 
 def _check_name_length(name: str) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from spotune.custom_resource.base import NonNegativeInt, PositiveDuration, PositiveInt, Section, expecting, invalid
+from spotune.custom_resource.metadata import LabelValue
 from spotune.custom_resource.pods import PodTemplate, ResourcesSpec
 from spotune.job.node_health import NodeCheck, OnStraggler
 from spotune.job.pools import Pools, check_pools
@@ -73,7 +74,7 @@ class WorkersSpec(Section):
     def _check_min(self) -> Self:
         if self.min_count > self.count:
             invalid("min", f"{self.min} is more than count, {self.count}")
-        if self.on_straggler == "replace" and self.min == self.count:
+        if self.on_straggler == "replace" and self.min_count == self.count:
             invalid(
                 "onStraggler", "replace needs a min below count: otherwise no worker can be left out; lower workers.min"
             )
@@ -88,6 +89,8 @@ class WorkersSpec(Section):
             invalid("capacity", "pools have a capacity each: remove workers.capacity, and set capacity of each pool")
         if self.pools and self.on_demand_after != type(self).model_fields["on_demand_after"].default:
             invalid("onDemandAfter", "is not used with pools: remove it, and set poolPatience")
+        if not self.pools and self.pool_patience != type(self).model_fields["pool_patience"].default:
+            invalid("poolPatience", "is only used with pools: remove it, or set pools")
         return self
 
 
@@ -111,7 +114,13 @@ class ClusterSpec(Section):
     """Container image of the trainer. Empty: the image of the operator's version."""
     ray_version: str = ""
     """Ray version of the image. Empty: the version in the operator's default image."""
-    queue_name: str = ""
+    queue_name: LabelValue = ""
     """LocalQueue of Kueue to submit the job to. Empty: no queue."""
-    queue_priority_class: str = ""
+    queue_priority_class: LabelValue = ""
     """WorkloadPriorityClass of the job in the queue. Empty: the default priority."""
+
+    @model_validator(mode="after")
+    def _check_priority(self) -> Self:
+        if self.queue_priority_class and not self.queue_name:
+            invalid("queuePriorityClass", "is only used with queueName: remove it, or set queueName")
+        return self

@@ -10,9 +10,10 @@ from spotune.custom_resource.metadata import Metadata
 from spotune.job.cluster import ClusterSpec, HeadSpec, WorkersSpec
 from spotune.job.dataset import DatasetSpec
 from spotune.job.execution import CheckpointSpec, ExecutionSpec, check_precision
-from spotune.job.lifecycle import TTL_WITH_SERVING, CleanupSpec, RetrySpec, TtlSeconds
+from spotune.job.lifecycle import CleanupSpec, RetrySpec, TtlSeconds, check_ttl
 from spotune.job.model import AdapterSpec, ModelSpec
 from spotune.job.output import OutputSpec, TrackingSpec
+from spotune.job.pools import check_queue_and_limit
 from spotune.job.serving import JobServingSpec
 from spotune.job.status import FinetuneJobStatus
 from spotune.job.storage import StorageSpec
@@ -123,8 +124,8 @@ class FinetuneJobSpec(Section):
 
     @model_validator(mode="after")
     def _check_sections_together(self) -> Self:
-        if self.ttl_seconds_after_finished is not None and self.serving is not None:
-            invalid("ttlSecondsAfterFinished", TTL_WITH_SERVING)
+        check_ttl(self.ttl_seconds_after_finished, self.serving)
+        check_queue_and_limit(self.workers.pools, self.cluster.queue_name, self.max_cost)
         if self.training.has_user_code:
             self._check_user_code()
             return self

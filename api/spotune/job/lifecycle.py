@@ -13,6 +13,16 @@ TTL_WITH_SERVING: Final = "would delete the ModelService of spec.serving: remove
 TTL_LOSES_TRIALS: Final = "could delete a trial before the sweep has its result: use spec.ttlSecondsAfterFinished"
 
 
+def check_ttl(ttl: int | None, serving: object | None) -> None:
+    """Refuse a time after which the job is deleted, if it takes a ModelService along.
+
+    Raises:
+        PydanticCustomError: With the field and the remedy.
+    """
+    if ttl is not None and serving is not None:
+        invalid("ttlSecondsAfterFinished", TTL_WITH_SERVING)
+
+
 class BackoffSpec(Section):
     """Wait times between attempts that make no new step. The first retry is immediate."""
 

@@ -6,9 +6,9 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from spotune.custom_resource.base import PositiveDuration, PositiveInt, Section, invalid
-from spotune.custom_resource.metadata import NAME_PATTERN, DnsLabel
+from spotune.custom_resource.metadata import NAME_PATTERN, DnsLabel, LabelKey, LabelValue
 from spotune.custom_resource.status import StatusSection, Timestamp
-from spotune.units.money import Price
+from spotune.units.money import Money, Price
 
 MAX_POOLS: Final = 16
 """Kubernetes requires a bound for rules that compare each pool with each other."""
@@ -16,13 +16,14 @@ MAX_POOL_NAME: Final = 30
 """KubeRay puts the name into the names of pods."""
 MAX_SELECTOR_LABELS: Final = 8
 ZONE_LABEL: Final = "topology.kubernetes.io/zone"
+MAX_QUEUED_POOLS: Final = 7
+"""Kueue's webhook for RayClusters refuses more: a Workload has eight pod sets, and one is the head's."""
+TOO_MANY_POOLS: Final = f"Kueue takes {MAX_QUEUED_POOLS} pools at most: remove some, or cluster.queueName"
 RESERVED_NAMES: Final = ("head", "headgroup")
 """Names of the head's group: KubeRay's, and that of Kueue's pod set."""
 
 GPU_TYPE_RESOURCE: Final = "spotune-gpu-type:"
 """Beginning of the name of the resource by which a node of Ray says the GPU type of its pool."""
-
-_LabelValue = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$")]
 
 
 def _check_pool_name(name: str) -> str:
@@ -43,12 +44,12 @@ class PoolSpec(Section):
     """Name of the pool, and of its worker group in the RayCluster: a-z, 0-9 and -, at most 30 characters."""
     capacity: Literal["spot", "on-demand"] = "spot"
     """Kind of the nodes."""
-    zone: _LabelValue = ""
+    zone: LabelValue = ""
     """Zone of the nodes (topology.kubernetes.io/zone). Empty: any."""
-    gpu_type: _LabelValue = ""
+    gpu_type: LabelValue = ""
     """GPU of the nodes, as their label names it: cloud.google.com/gke-accelerator on GKE, instance-gpu-name of
     Karpenter or Auto Mode on EKS, else nvidia.com/gpu.product. Empty: any."""
-    node_selector: Annotated[dict[str, _LabelValue], Field(max_length=MAX_SELECTOR_LABELS)] = Field(default={})
+    node_selector: Annotated[dict[LabelKey, LabelValue], Field(max_length=MAX_SELECTOR_LABELS)] = Field(default={})
     """More labels that the nodes must have."""
     price: Price | None = None
     """Price of a node and hour with its currency, such as 2.10 USD. If every pool has one, the cheapest comes first;
@@ -122,6 +123,25 @@ def _check_pool(pool: PoolSpec, field: str, before: Sequence[PoolSpec]) -> None:
                 f"{field}.price",
                 f"{pool.price} and {other.price} of pool {other.name} have different currencies: use one for all pools",
             )
+
+
+def check_queue_and_limit(pools: Sequence[PoolSpec], queue_name: str, max_cost: Money | None) -> None:
+    """Refuse pools that do not fit a queue, and a limit of cost that has no effect with their prices.
+
+    Args:
+        pools: ``workers.pools``.
+        queue_name: ``cluster.queueName``.
+        max_cost: ``maxCost``.
+
+    Raises:
+        PydanticCustomError: With the field and the remedy.
+    """
+    if queue_name and len(pools) > MAX_QUEUED_POOLS:
+        invalid("workers.pools", TOO_MANY_POOLS)
+    for pool in pools:
+        if max_cost is not None and pool.price is not None and pool.price.currency != max_cost.currency:
+            other = f"{max_cost} has another currency than pool {pool.name}, {pool.price}"
+            invalid("maxCost", f"{other}: use one for both")
 
 
 class PoolStatus(StatusSection):

@@ -96,6 +96,8 @@ class DeadlineStatus(StatusSection):
     """Seconds per optimizer step, evaluations included, as last measured."""
     measured_workers: int | None = None
     """Number of workers that ran then."""
+    waiting_since: Timestamp | None = None
+    """With pools: time from which fewer than workers.count ran (RFC 3339)."""
 
 
 class PinnedStatus(StatusSection):

@@ -62,7 +62,8 @@ def parse_path(text: str) -> FieldPath:
 def _field_path(details: ErrorDetails) -> FieldPath:
     """The path of an error. ``custom_resource.base.invalid`` names a field relative to the validated section."""
     field = details.get("ctx", {}).get("field", "")
-    return (*details["loc"], *(field.split(".") if field else ()))
+    place = tuple(part for part in details["loc"] if part != "[key]")  # an error about a key of a mapping
+    return (*place, *(field.split(".") if field else ()))
 
 
 def _message(details: ErrorDetails, path: FieldPath, model: type[BaseModel]) -> str:
@@ -77,6 +78,8 @@ def _message(details: ErrorDetails, path: FieldPath, model: type[BaseModel]) -> 
         return f"is empty; it needs fields such as {', '.join(list(_fields_at(path, model))[:4])}"
     if kind == "literal_error":
         return _not_allowed(given, _allowed_at(path, model))
+    if kind == "too_long":
+        return f"expected {_expected(details)}, not {context['actual_length']}"
     names = [str(value) for value in _allowed_at(path, model)] if kind == "expected" else []
     return f"expected {_expected(details)}, not {_as_yaml(given)}{_suggestion(str(given), names)}"
 

@@ -104,6 +104,23 @@ def device_memory_bytes(name: str) -> int:
     return memory
 
 
+def device_of_gpu_type(gpu_type: str) -> str | None:
+    """The known device that a label of a node names, such as ``nvidia-l4`` or ``NVIDIA-A100-SXM4-80GB``.
+
+    Of a type that exists with several sizes of memory, and names none, it is the smallest. None for a type that is not
+    known, and for a part of a GPU (MIG).
+    """
+    parts = re.split(r"[-_ .]+", gpu_type.lower().replace("rtx-4090", "rtx4090"))
+    family = next((part for part in parts if any(part == name.partition("-")[0] for name in DEVICE_MEMORY_BYTES)), None)
+    sizes = [part for part in parts if re.fullmatch(r"\d+gb", part)]
+    if family is None or "mig" in parts:
+        return None
+    known = [name for name in DEVICE_MEMORY_BYTES if name.partition("-")[0] == family]
+    if sizes and len(known) > 1:
+        return next((name for name in known if name == f"{family}-{sizes[0]}"), None)
+    return min(known, key=DEVICE_MEMORY_BYTES.__getitem__)
+
+
 def missing_capability(precision: Precision, device: str, capability: Capability) -> str | None:
     """Why a GPU cannot compute in `execution.precision`, and what to do; None if it can."""
     needed, devices = FP8_CAPABILITIES.get(precision, ((0, 0), ""))

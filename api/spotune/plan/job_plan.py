@@ -121,7 +121,7 @@ class JobPlan:
                 "storageBytesPerSecond": self.assumptions.storage_bytes_per_second,
                 "stepSeconds": self.assumptions.step_seconds,
             },
-            "workers": [_workers_json(plan, compiled=self.setup.compiled) for plan in self.workers],
+            "workers": [workers_json(plan, compiled=self.setup.compiled) for plan in self.workers],
         }
 
 
@@ -186,7 +186,8 @@ def _interval_steps(every: str | int, seconds: float | None, step_seconds: float
     return max(1, round(seconds / step_seconds)) if seconds and step_seconds else None
 
 
-def _workers_json(plan: WorkersPlan, *, compiled: bool) -> dict[str, Any]:
+def workers_json(plan: WorkersPlan, *, compiled: bool) -> dict[str, Any]:
+    """The plan for one number of workers with camelCase keys."""
     checkpoint = plan.checkpoint
     return {
         "workers": plan.world_size,

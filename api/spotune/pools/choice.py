@@ -50,6 +50,28 @@ def choose(
     return chooser.choice()
 
 
+def unchanged(
+    pools: Sequence[Pool], workers: Iterable[Worker], memory: Mapping[str, PoolMemory], moved_at: float | None
+) -> Choice:
+    """The choice that leaves all workers where they are: none is created, moved or refused.
+
+    Args:
+        pools: The pools.
+        workers: The worker pods, also those that are being deleted.
+        memory: What the last choice returned.
+        moved_at: As the last choice returned it.
+    """
+    staying, remembered = dict.fromkeys((pool.name for pool in pools), 0), {}
+    known = list(workers)
+    for pool in pools:
+        before = memory.get(pool.name, PoolMemory())
+        own = [worker for worker in known if worker.pool == pool.name]
+        leaving = [worker.name for worker in own if worker.is_going or worker.name in before.leaving]
+        staying[pool.name] = len(own) - len(leaving)
+        remembered[pool.name] = replace(before, leaving=tuple(sorted(leaving)))
+    return Choice(staying, remembered, moved_at, next_change=None)
+
+
 @dataclass
 class _State:
     """A pool during one choice.

@@ -21,12 +21,14 @@ class Pool:
         most: Maximum number of workers in it.
         after: Its patience: seconds that a worker waits for a node.
         kind: Workers of different kinds never train together.
+        on_demand: Whether its nodes are not taken back.
     """
 
     name: str
     most: int
     after: float
     kind: str = ""
+    on_demand: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ from spotune.simulate.terms import Timings
 Record = Mapping[str, Any]
 
 
-def read_timings(directory: Path, base: Timings) -> Timings:
+def read_timings(directory: Path, base: Timings, option: str = "--measured") -> Timings:
     """The timings measured in a run; unmeasured ones are taken from ``base``.
 
     Args:
         directory: The job's directory, from `spotune run --directory` or from the volume.
         base: Timings for events that did not occur in the run, such as the loss of a head.
+        option: The option that names the directory, for messages.
 
     Raises:
         UsageError: There is no ledger, or it contains no ended worker group with at least one step.
@@ -32,18 +33,18 @@ def read_timings(directory: Path, base: Timings) -> Timings:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise UsageError(f"--measured {directory}: cannot read the run's ledger: {error.strerror}.") from error
-    measured = timings_from_ledger([record for line in lines if (record := _record(line)) is not None], base)
+        raise UsageError(f"{option} {directory}: cannot read the run's ledger: {error.strerror}.") from error
+    measured = timings_from_ledger([record for line in lines if (record := parse_record(line)) is not None], base)
     if not measured.step:
         raise UsageError(
-            f"--measured {directory}: no worker group of this run has completed a step and ended yet. Wait for one, or "
+            f"{option} {directory}: no worker group of this run has completed a step and ended yet. Wait for one, or "
             "set --step-seconds and the other times instead."
         )
     return measured
 
 
-def _record(line: str) -> Record | None:
-    """Parse a line of the ledger; None for an incomplete line."""
+def parse_record(line: str) -> Record | None:
+    """A line of the ledger; None for an incomplete line."""
     try:
         record = json.loads(line)
     except ValueError:

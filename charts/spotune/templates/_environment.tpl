@@ -10,6 +10,14 @@
 {{- if and .Values.watchNamespaces (or .Values.healing.drain .Values.healing.restartDevicePlugin) }}
 {{- fail "healing.drain and healing.restartDevicePlugin take pods of any namespace: leave watchNamespaces empty" }}
 {{- end }}
+{{- $currencies := dict }}
+{{- range .Values.prices }}
+{{- $_ := set $currencies (splitList " " .price | last) true }}
+{{- with .onDemandPrice }}{{ $_ := set $currencies (splitList " " . | last) true }}{{ end }}
+{{- end }}
+{{- if gt (len $currencies) 1 }}
+{{- fail (printf "prices have several currencies (%s): use one" (keys $currencies | sortAlpha | join ", ")) }}
+{{- end }}
 {{- range $name, $value := .Values.settings }}
 {{- $_ := set $found (snakecase $name | upper) $value }}
 {{- end }}

@@ -47,7 +47,8 @@ def page(fleet: Fleet, scope: str, now: float) -> str:
         "<h2>GPU hours by team</h2>"
         f"<p>Green: in steps that count. Orange: outside of them, at most. Grey: not known.</p>{bars}"
         "<p><small>Waste is GPU hours x (1 - goodput). Goodput is a share of the wall clock: while a job waits for "
-        "workers it has fewer GPUs, so the waste is lower. Deleted jobs are not counted.</small></p></html>\n"
+        "workers it has fewer GPUs, so the waste is lower. "
+        "Deleted jobs and ModelServices are not counted.</small></p></html>\n"
     )
 
 

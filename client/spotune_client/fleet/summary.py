@@ -12,6 +12,8 @@ from spotune_client.cluster.jobs import Job, outcome, phase, status_of
 from spotune_client.cluster.resources import label_of
 
 By = Literal["team", "namespace"]
+NOT_COUNTED: Final = ("deleted jobs", "ModelServices")
+"""What uses GPUs and is not in the figures: the status of a service has neither GPU hours nor a cost."""
 _SECONDS_PER_HOUR: Final = 3600.0
 
 
@@ -141,7 +143,12 @@ class Fleet:
 
     def as_json(self) -> dict[str, Any]:
         """The figures with camelCase keys for ``--output json``."""
-        return {"teams": [usage.as_json() for usage in self.teams], "total": self.total.as_json(), "note": self.note}
+        return {
+            "teams": [usage.as_json() for usage in self.teams],
+            "total": self.total.as_json(),
+            "note": self.note,
+            "notCounted": [*NOT_COUNTED],
+        }
 
 
 def fleet_of(jobs: Iterable[Job], by: By = "team", label: str = TEAM_LABEL) -> Fleet:

@@ -12,15 +12,12 @@ from spotune_operator.children.pod_template.ray_pods import head_start_parameter
 from spotune_operator.children.pod_template.resources import whole_cpus
 from spotune_operator.children.pods import head_pod, worker_capacities, worker_pod
 from spotune_operator.children.resolved_job import ResolvedJob
-from spotune_operator.errors import StalledError
 from spotune_operator.kueue.names import ELASTIC_ANNOTATION, PRIORITY_LABEL, QUEUE_LABEL
 
 WORKER_GROUP: Final = "workers"
 """The worker group of every job: on spot nodes, unless ``workers.capacity`` is on-demand."""
 ON_DEMAND_GROUP: Final = "on-demand"
 """The second worker group with spot-then-on-demand: used while there are not enough spot nodes."""
-_KUEUE_GROUPS: Final = 7
-"""Kueue's webhook for RayClusters refuses more worker groups: a Workload has eight pod sets, and one is the head's."""
 
 
 @dataclass(frozen=True)
@@ -109,16 +106,13 @@ def _worker_groups(resolved: ResolvedJob, replicas: Replicas) -> list[dict[str, 
     """The group of each pool or, without pools, of each capacity type.
 
     Raises:
-        StalledError: Kueue accepts no RayCluster with so many groups, or a pod template is invalid.
+        StalledError: A pod template is invalid.
     """
     pools = resolved.job.spec.workers.pools
     if not pools:
         capacities = zip((WORKER_GROUP, ON_DEMAND_GROUP), worker_capacities(resolved), strict=False)
         groups = [_worker_group(resolved, name, worker_pod(resolved, capacity)) for name, capacity in capacities]
     else:
-        if resolved.job.spec.cluster.queue_name and len(pools) > _KUEUE_GROUPS:
-            reason = f"has {len(pools)} pools, and Kueue accepts {_KUEUE_GROUPS}: remove some, or cluster.queueName"
-            raise StalledError("spec.workers.pools", reason)
         groups = [_pool_group(resolved, pool) for pool in pools]
     for group in groups:
         replicas.scale(group, resolved.job.spec.workers.count)

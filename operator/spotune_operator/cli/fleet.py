@@ -40,7 +40,8 @@ def fleet(
 ) -> None:
     """Show GPU hours, cost, goodput and waste of all FinetuneJobs by team.
 
-    Jobs that were deleted are not counted. Waste is an upper bound: GPU hours x (1 - goodput).
+    Counted are the FinetuneJobs that exist now, with those of sweeps. Jobs that were deleted and ModelServices are not:
+    the status of a service has no GPU hours and no cost. Waste is an upper bound: GPU hours x (1 - goodput).
 
     Examples: spotune fleet --all-namespaces; spotune fleet -A --output html --file fleet.html
     """
@@ -74,7 +75,7 @@ def _table(found: Fleet, *, in_terminal: bool) -> str:
     from rich.console import Console
     from rich.table import Table
 
-    from spotune_client.fleet.summary import COLUMNS, cells
+    from spotune_client.fleet.summary import COLUMNS, NOT_COUNTED, cells
 
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in COLUMNS:
@@ -86,4 +87,5 @@ def _table(found: Fleet, *, in_terminal: bool) -> str:
     written = io.StringIO()
     console = Console(file=written, force_terminal=in_terminal, width=None if in_terminal else _WIDE)
     console.print(grid)
-    return written.getvalue() + (f"\n{found.note}.\n" if found.note else "")
+    left_out = f"\nNot counted: {', '.join(NOT_COUNTED)}.\n"
+    return written.getvalue() + left_out + (f"{found.note}.\n" if found.note else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -53,6 +54,7 @@ def render(
     Example: spotune render job.yaml --provider aks | kubectl apply --dry-run=server --filename -
     """
     from spotune.job import FinetuneJob
+    from spotune.job_file.deadlines import refuse_past_deadline
     from spotune.job_file.load import load_resource, replace_fields
     from spotune.sweep import FinetuneSweep
 
@@ -68,6 +70,7 @@ def render(
             raise UsageError("--provider, --image and --storage-class are for jobs: change spec.template of the sweep")
         children = _children_of_sweep(parsed)
     elif isinstance(parsed, FinetuneJob):
+        refuse_past_deadline(parsed, file, time.time())
         children = _children_of_job(replace_fields(parsed, given))
     elif storage_class is not None:
         raise UsageError("--storage-class is for FinetuneJobs: a ModelService creates no volume")

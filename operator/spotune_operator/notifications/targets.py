@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -98,8 +99,15 @@ def parse_targets(text: str) -> list[Target]:
         return []
     try:
         return TypeAdapter(list[Target]).validate_python(json.loads(text))
-    except (ValueError, ValidationError) as error:
-        raise UsageError(f"SPOTUNE_OPERATOR_NOTIFICATIONS is not a list of targets: {error}") from error
+    except ValidationError as error:
+        problems = [f"notifications{_place(found['loc'])}: {found['msg']}" for found in error.errors()]
+        raise UsageError("; ".join(problems)) from error
+    except ValueError as error:
+        raise UsageError(f"notifications: SPOTUNE_OPERATOR_NOTIFICATIONS is not JSON: {error}") from error
+
+
+def _place(path: Sequence[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
 
 
 _MESSAGE_CHARACTERS: Final = 1000

@@ -30,6 +30,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 from spotune.job import DeadlineStatus, FinetuneJob, FinetuneJobStatus
+from spotune.pools.on_demand import OnDemandUse
 from spotune.pools.terms import Choice
 from spotune.units.timestamps import unix_time
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, WORKER_GROUP, Replicas
@@ -40,7 +41,7 @@ from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, Freshness,
 from spotune_operator.providers import Provider
 from spotune_operator.reconcile.limits.cost import is_over_budget
 from spotune_operator.reconcile.limits.deadline import DeadlineDecision, deadline_status, decide_deadline
-from spotune_operator.reconcile.pools.choosing import choose_pools, replicas_of
+from spotune_operator.reconcile.pools.choosing import choose_pools, replicas_of, unchanged_pools
 from spotune_operator.settings import Settings
 
 Outcome = Literal["trained", "failed"]
@@ -185,8 +186,15 @@ class ReconcileContext:
     @cached_property
     def measured(self) -> DeadlineStatus | None:
         """The deadline as a time, and the speed that decides about it; None without a deadline."""
-        running = sum(pod.runs for pod in self.observed.workers) if self.is_active else 0
-        return deadline_status(self.job, self.previous, self.progress, running, self.observed.created)
+        return deadline_status(
+            self.job,
+            self.previous,
+            self.progress,
+            self.observed.workers,
+            created=self.observed.created,
+            now=self.now,
+            active=self.is_active,
+        )
 
     @cached_property
     def deadline(self) -> DeadlineDecision | None:
@@ -289,8 +297,11 @@ class ReconcileContext:
         workers = self.job.spec.workers
         if not workers.pools:
             return None
+        if self.is_paused:
+            return unchanged_pools(self.job, self.observed.pods, self.previous)  # no move while the workers commit
         count = workers.count if self.preflight_passed and self.data_prepared else 0
-        return choose_pools(self.job, self.observed.pods, self.previous, count, self.generation, self.now)
+        asked = self.deadline.on_demand_pools if self.deadline is not None else OnDemandUse.AS_LISTED
+        return choose_pools(self.job, self.observed.pods, self.previous, count, self.generation, self.now, asked)
 
     @cached_property
     def replicas(self) -> Replicas:

@@ -69,7 +69,6 @@ def test_plan_says_the_odds_of_the_deadline(capsys: pytest.CaptureFixture[str], 
     [
         (("simulate", "a.csv", "--step-seconds", "6", "--deadline", "2h"), "--steps: set the number of steps"),
         (("simulate", "a.csv", "--step-seconds", "6", "--deadline", "0s"), "--deadline 0s: expected a duration longer"),
-        (("simulate", "a.csv", "--step-seconds", "6", "--market", "b.csv"), "--market: is for --deadline"),
         (
             ("simulate", "a.csv", *TIMES, "--steps", "9", "--deadline", "2h", "--market", "a.csv"),
             "a: each market needs a trace of another name",
@@ -89,3 +88,27 @@ def test_what_is_missing_is_named(
     code, _, err = run_spotune(capsys, *command)
     assert code == 2
     assert message in " ".join(err.split())
+
+
+def test_plan_uses_the_history_of_a_job(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Four hours on two nodes, of which one was away for an hour: no worse than the wait that the slack allows."""
+    (tmp_path / "job.yaml").write_text(f"{JOB}  deadline: 4h\n")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "job.json").write_text('{"spec": {"workers": {"count": 2, "gpus": 1, "capacity": "spot"}}}')
+    events: list[dict[str, object]] = [
+        {"event": "generation-started", "time": 0.0, "generation": 1, "planSeconds": 1.0, "worldSize": 2},
+        {"event": "failure", "time": 7200.0, "cause": "preempted"},
+        {"event": "generation-ended", "time": 7200.0, "generation": 1, "worldSize": 2, "seconds": 7200.0, "steps": 1199,
+         "parts": {"startup": 6.0, "productive": 7194.0}},
+        {"event": "waiting", "time": 7210.0, "slots": 1, "wanted": 2},
+        {"event": "generation-started", "time": 10800.0, "generation": 2, "planSeconds": 1.0, "worldSize": 2},
+        {"event": "committed", "time": 14400.0, "stallSeconds": 0.1, "seconds": 5.0},
+    ]  # fmt: skip
+    (run / "ledger.jsonl").write_text("\n".join(json.dumps(event) for event in events))
+    options = ("--history", run, "--on-demand-start", "10m", "--output", "json")
+    code, out, err = run_spotune(capsys, "plan", tmp_path / "job.yaml", *options)
+    assert (code, err) == (0, "")
+    policy, spot, _ = json.loads(out)["deadline"]
+    assert (policy["met"], spot["met"]) == (48, 48), "1 h 40 min of training, and an hour without a node"
+    assert 6000 < spot["meanSeconds"] < 6000 + 3600

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.support.job_files import JOB_FILE, run_validate
+from tests.command_line import run_spotune
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,14 @@ def test_times_to_come_are_accepted(tmp_path: Path, capsys: pytest.CaptureFixtur
     file = tmp_path / "job.yaml"
     file.write_text(f"{JOB_FILE}  deadline: 9999-01-31T18:00:00+01:00\n  maxCost: 99.50 EUR\n")
     assert run_validate(capsys, str(file)) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["plan", "render"])
+def test_commands_about_a_new_job_refuse_a_deadline_in_the_past(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(f"{JOB_FILE}  deadline: 2020-01-31T18:00:00Z\n")
+    code, _, printed = run_spotune(capsys, command, str(file))
+    assert code == 20
+    assert "spec.deadline: 2020-01-31T18:00:00Z is in the past: give a later time" in printed

@@ -10,7 +10,7 @@ from tests.api.support.broken_labels import LABELS_FOR_MODELS_ALONE, WRONG_LABEL
 from tests.api.support.broken_mixtures import WRONG_MIXTURES
 from tests.api.support.broken_objectives import COMPILED_REWARDS, WRONG_OBJECTIVES
 from tests.api.support.broken_optimizers import WRONG_OPTIMIZERS
-from tests.api.support.broken_pools import WRONG_POOLS
+from tests.api.support.broken_pools import WRONG_LIMITS, WRONG_POOLS
 from tests.api.support.broken_raw_data import WRONG_RAW_DATA
 from tests.api.support.broken_storage import WRONG_STORAGE
 from tests.api.support.job_files import check_broken_job
@@ -355,6 +355,7 @@ BROKEN = [
     *WRONG_EXECUTION,
     *WRONG_STORAGE,
     *WRONG_POOLS,
+    *WRONG_LIMITS,
     *WRONG_LABELS,
 ]
 COPIES_OF_NOTHING = [

@@ -174,7 +174,7 @@ WRONG_VALUES = [
         "too many adapters",
         f"    - {ADAPTER}\n",
         "".join(f"    - {{name: a{number}, finetuneJob: a}}\n" for number in range(64)),
-        ":6: spec.adapters: expected a list of at most 64, not a list",
+        ":6: spec.adapters: expected a list of at most 64, not 65",
     ),
 ]
 WRONG_COMBINATIONS = [

@@ -32,7 +32,7 @@ WRONG_EVALUATIONS = [
         "too many metrics",
         "epochs: 3",
         f"epochs: 3, evaluation: {{generate: true, metrics: [{', '.join(f'a:b{number}' for number in range(17))}]}}",
-        ":9: spec.training.evaluation.metrics: expected a list of at most 16, not a list",
+        ":9: spec.training.evaluation.metrics: expected a list of at most 16, not 17",
     ),
     (
         "exact match without answers",

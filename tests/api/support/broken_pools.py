@@ -67,9 +67,60 @@ WRONG_POOLS = [
             "capacity: pools have a capacity each: remove workers.capacity, and set capacity of each pool",
         ),
         (
+            "patience without pools",
+            "  workers: {count: 4, poolPatience: 5m}\n",
+            "poolPatience: is only used with pools: remove it, or set pools",
+        ),
+        (
+            "zone that is no label",
+            _pools("{name: a, zone: z 1}"),
+            (
+                "pools[0].zone: 'z 1' is not a valid value of a label: use letters, digits, -, _ and ., at most 63, "
+                "and start and end with a letter or digit"
+            ),
+        ),
+        (
+            "too many",
+            _pools(*(f"{{name: p{number}, zone: z{number}}}" for number in range(17))),
+            "pools: expected a list of at most 16, not 17",
+        ),
+        (
+            "more than a queue takes",
+            _pools(*(f"{{name: p{number}, zone: z{number}}}" for number in range(8))) + "  cluster: {queueName: q}\n",
+            "pools: Kueue takes 7 pools at most: remove some, or cluster.queueName",
+        ),
+        (
+            "one worker cannot be left out",
+            "  workers: {count: 1, onStraggler: replace}\n",
+            "onStraggler: replace needs a min below count: otherwise no worker can be left out; lower workers.min",
+        ),
+        (
             "patience of spot-then-on-demand",
             _pools("{name: a}", more=", onDemandAfter: 1m"),
             "onDemandAfter: is not used with pools: remove it, and set poolPatience",
+        ),
+    )
+]
+WRONG_LIMITS = [
+    (f"limits: {name}", _WORKERS, text, f":{message}")
+    for name, text, message in (
+        (
+            "currency of another pool",
+            _pools("{name: a, price: 1 USD}") + "  maxCost: 5 EUR\n",
+            "11: spec.maxCost: 5 EUR has another currency than pool a, 1 USD: use one for both",
+        ),
+        (
+            "priority without a queue",
+            _WORKERS + "  cluster: {queuePriorityClass: low}\n",
+            "11: spec.cluster.queuePriorityClass: is only used with queueName: remove it, or set queueName",
+        ),
+        (
+            "queue that is no label",
+            _WORKERS + "  cluster: {queueName: my queue}\n",
+            (
+                "11: spec.cluster.queueName: 'my queue' is not a valid value of a label: use letters, digits, -, _ "
+                "and ., at most 63, and start and end with a letter or digit"
+            ),
         ),
     )
 ]

@@ -139,7 +139,7 @@ WRONG_VALUES = [
         "range of three",
         "[1.0e-5, 1.0e-3]",
         "[1.0e-5, 1.0e-4, 1.0e-3]",
-        f":6: {PLACE}.training.learningRate.logUniform: expected a list of at most 2, not a list",
+        f":6: {PLACE}.training.learningRate.logUniform: expected a list of at most 2, not 3",
     ),
     (
         "unknown algorithm",

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from spotune_operator.children.raycluster import Replicas, ray_cluster
-from spotune_operator.errors import StalledError
 from spotune_operator.providers import EKS, GKE, Provider
 from tests.operator.support.resolved_jobs import resolved_job_of
 
@@ -60,15 +57,3 @@ def test_ray_knows_the_type_of_gpu_unless_types_may_mix() -> None:
     assert found["l4-a"]["rayStartParams"]["resources"] == "'{\"spotune-gpu-type:nvidia-l4\":1}'"
     assert "resources" not in found["any"]["rayStartParams"]
     assert "resources" not in groups(GKE, L4, mixGpuTypes=True)["l4-a"]["rayStartParams"]
-
-
-def test_kueue_takes_seven_pools() -> None:
-    pools = [{"name": f"p{number}", "zone": f"z{number}"} for number in range(8)]
-
-    def render(count: int) -> None:
-        workers, cluster = {"count": 2, "pools": pools[:count]}, {"queueName": "q"}
-        ray_cluster(resolved_job_of(workers=workers, cluster=cluster), Replicas(0))
-
-    render(7)
-    with pytest.raises(StalledError, match=r"spec\.workers\.pools: has 8 pools, and Kueue accepts 7"):
-        render(8)

@@ -25,10 +25,13 @@ def test_table_json_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
         table = run(all_namespaces=True).splitlines()
         assert [line.split()[:2] for line in table[1:5]] == [["search", "2"], ["b", "1"], ["c", "1"], ["all", "4"]]
+        assert table[-2] == "Not counted: deleted jobs, ModelServices."
         assert table[-1].startswith("1 of 4 jobs have no cost")
         assert json.loads(run(all_namespaces=True, output="json"))["total"]["gpuHours"]["onDemand"] == 1.0
         run(all_namespaces=True, output="html", file=tmp_path / "fleet.html")
-        assert "<h1>Fleet</h1>" in (tmp_path / "fleet.html").read_text()
+        page = (tmp_path / "fleet.html").read_text()
+        assert "<h1>Fleet</h1>" in page
+        assert "Deleted jobs and ModelServices are not counted" in page
         assert run(namespace="empty") == "There are no FinetuneJobs in namespace empty.\n"
         with pytest.raises(UsageError, match="remove --namespace"):
             run(namespace="a", all_namespaces=True)

@@ -10,7 +10,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+
+import ray
 
 from spotune.job import FinetuneJob
 from spotune_trainer import files
@@ -142,7 +145,13 @@ def started_cluster(runs: Runs, folder: Path, *slots: int) -> Iterator[Cluster]:
         head = stack.enter_context(connected_ray(folder, slots[0]))
         for number, further in enumerate(slots[1:], start=2):
             stack.enter_context(_started_node(head, further, f"n{number}"))
+            if number < len(slots):  # of two that start at once, one waits in vain
+                until(partial(_has_nodes, number))
         yield Cluster(runs, head.family, sum(slots), runs.empty("agents").root)
+
+
+def _has_nodes(number: int) -> bool:
+    return len([node for node in ray.nodes() if node["Alive"]]) == number
 
 
 @contextmanager

@@ -9,28 +9,23 @@ import math
 from collections.abc import Iterable, Mapping
 
 from spotune.job import FinetuneJob, FinetuneJobStatus, PoolStatus, WorkersSpec, cheapest_first
-from spotune.pools.choice import choose
-from spotune.pools.terms import Choice, Pool, PoolMemory, Wish, Worker
+from spotune.pools.choice import choose, unchanged
+from spotune.pools.of_job import pools_of
+from spotune.pools.on_demand import OnDemandUse, with_on_demand
+from spotune.pools.terms import Choice, PoolMemory, Wish, Worker
 from spotune.units.timestamps import rfc3339, unix_time
 from spotune_operator.children.raycluster import Replicas
 from spotune_operator.observe.state import Pod
 
 
-def pools_of(workers: WorkersSpec) -> list[Pool]:
-    """The pools of a job in the order in which they are tried."""
-    return [
-        Pool(
-            name=pool.name,
-            most=pool.max or workers.count,
-            after=(pool.after or workers.pool_patience).seconds,
-            kind="" if workers.mix_gpu_types else pool.gpu_type,
-        )
-        for pool in cheapest_first(workers.pools)
-    ]
-
-
 def choose_pools(
-    job: FinetuneJob, pods: Iterable[Pod], previous: FinetuneJobStatus, count: int, generation: int, now: float
+    job: FinetuneJob,
+    pods: Iterable[Pod],
+    previous: FinetuneJobStatus,
+    count: int,
+    generation: int,
+    now: float,
+    on_demand: OnDemandUse = OnDemandUse.AS_LISTED,
 ) -> Choice:
     """The desired workers of each pool.
 
@@ -41,21 +36,34 @@ def choose_pools(
         count: Desired number of workers; 0 while they would have no work.
         generation: ``metadata.generation`` of the job: once it has changed, no cooldown delays what the user asks for.
         now: Unix time. The choice has whole seconds, as the status has.
+        on_demand: What the deadline asks for.
     """
     workers = job.spec.workers
-    memory = {
-        pool.name: PoolMemory(pool.refusals, unix_time(pool.refused_at), unix_time(pool.retry_at), tuple(pool.leaving))
-        for pool in previous.pools
-    }
+    pools, memory = with_on_demand(pools_of(workers), _memory(previous), on_demand)
     is_same = generation == previous.observed_generation
+    cooldown = 0.0 if on_demand is OnDemandUse.FIRST else workers.resize_cooldown.seconds
     return choose(
-        pools_of(workers),
+        pools,
         [_worker(pod) for pod in pods if pod.component == "workers"],
         memory,
-        Wish(count, workers.min_count, workers.resize_cooldown.seconds),
+        Wish(count, workers.min_count, cooldown),
         moved_at=unix_time(previous.pools_moved_at) if is_same else None,
         now=math.floor(now),
     )
+
+
+def unchanged_pools(job: FinetuneJob, pods: Iterable[Pod], previous: FinetuneJobStatus) -> Choice:
+    """The choice while the job commits or has no work: its workers stay where they are."""
+    workers = [_worker(pod) for pod in pods if pod.component == "workers"]
+    moved_at = unix_time(previous.pools_moved_at)
+    return unchanged(pools_of(job.spec.workers), workers, _memory(previous), moved_at)
+
+
+def _memory(previous: FinetuneJobStatus) -> dict[str, PoolMemory]:
+    return {
+        pool.name: PoolMemory(pool.refusals, unix_time(pool.refused_at), unix_time(pool.retry_at), tuple(pool.leaving))
+        for pool in previous.pools
+    }
 
 
 def replicas_of(choice: Choice) -> Replicas:

@@ -31,7 +31,9 @@ app = typer.Typer(
 node_app = typer.Typer(no_args_is_help=True, help="Add, crash, stop, start and label nodes.")
 api_app = typer.Typer(no_args_is_help=True, help="Restart, pause and continue the API server.")
 component_app = typer.Typer(no_args_is_help=True, help="Stop and start any component of the control plane.")
-network_app = typer.Typer(no_args_is_help=True, help="Cut nodes and Services off the network, and reconnect them.")
+network_app = typer.Typer(
+    no_args_is_help=True, help="Cut nodes and Services off the network, reconnect them, throttle nodes."
+)
 gpu_app = typer.Typer(no_args_is_help=True, help="Break and repair the fake GPUs of a node.")
 volume_app = typer.Typer(no_args_is_help=True, help="Make a ReadWriteMany volume read-only, slow, or normal again.")
 for group, title in (
@@ -297,6 +299,19 @@ def network_cut(target: Target, name: Name = "default") -> None:
 def network_restore(target: Target, name: Name = "default") -> None:
     """Undo a cut."""
     faults.restore(Cluster(name), target)
+
+
+@network_app.command("throttle")
+def network_throttle(
+    node: NodeName,
+    rate: Annotated[str, typer.Argument(help="What it may send and receive: 80mbit; none: no limit.")],
+    name: Name = "default",
+) -> None:
+    """Limit what a node and its pods send and receive: `spotune-testcluster network throttle n3 80mbit`."""
+    if rate == "none":
+        faults.end_throttle(Cluster(name), node)
+    else:
+        faults.throttle(Cluster(name), node, rate)
 
 
 @gpu_app.command("set")

@@ -1,4 +1,4 @@
-"""Network faults: cut a node off the network, or make the pods of a Service unreachable."""
+"""Network faults: cut a node off the network, throttle it, or make the pods of a Service unreachable."""
 
 from spotune_testcluster import network
 from spotune_testcluster.cluster import Cluster
@@ -34,6 +34,18 @@ def restore_services(cluster: Cluster) -> None:
     """Undo the cuts of all Services."""
     for node in ["", *(name for name, running in cluster.nodes().items() if running)]:
         cluster.enter("nft", "delete", "table", "inet", network.CUT_TABLE, node=node, check=False)
+
+
+def throttle(cluster: Cluster, node: str, rate: str) -> None:
+    """Limit what a node and its pods send and receive, each to a rate in the units of tc(8), such as `80mbit`."""
+    cluster.enter("tc", *network.throttle(network.link(node), rate))
+    cluster.enter("tc", *network.throttle(network.NODE_LINK, rate), node=node)
+
+
+def end_throttle(cluster: Cluster, node: str) -> None:
+    """Undo `throttle`."""
+    cluster.enter("tc", *network.end_throttle(network.link(node)), check=False)
+    cluster.enter("tc", *network.end_throttle(network.NODE_LINK), node=node, check=False)
 
 
 def _node_link(cluster: Cluster, node: str, state: str) -> None:

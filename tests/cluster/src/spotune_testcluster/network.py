@@ -18,6 +18,8 @@ FIRST_SERVICE = "10.96.0.1"
 PODS = "10.101.0.0/16"
 DOMAIN = "cluster.local"
 CUT_TABLE = "testcluster-cut"
+NODE_LINK = "eth0"
+"""Name of the interface in a node's namespace."""
 
 
 def node_address(number: int) -> str:
@@ -52,7 +54,7 @@ def make_bridge() -> None:
 def plug_in(node: str, number: int, pid: int) -> None:
     """In the cluster's namespace: make a veth pair to the namespace of process `pid`, and the route to its pods."""
     ip("link", "delete", link(node), check=False)  # left if the kernel has not freed a dead node's namespace yet
-    ip("link", "add", link(node), "type", "veth", "peer", "name", "eth0", "netns", str(pid))
+    ip("link", "add", link(node), "type", "veth", "peer", "name", NODE_LINK, "netns", str(pid))
     ip("link", "set", link(node), "master", BRIDGE, "up")
     ip("route", "replace", pod_network(number), "via", node_address(number))
 
@@ -60,9 +62,23 @@ def plug_in(node: str, number: int, pid: int) -> None:
 def configure_node(number: int) -> None:
     """In the node's namespace, once the veth interface exists: set its address and default route."""
     ip("link", "set", "lo", "up")
-    ip("address", "add", f"{node_address(number)}/{PREFIX}", "dev", "eth0")
-    ip("link", "set", "eth0", "up")
+    ip("address", "add", f"{node_address(number)}/{PREFIX}", "dev", NODE_LINK)
+    ip("link", "set", NODE_LINK, "up")
     ip("route", "add", "default", "via", CONTROL_PLANE)
+
+
+def throttle(interface: str, rate: str) -> tuple[str, ...]:
+    """Arguments of tc(8) that limit what an interface sends: by a token bucket.
+
+    Kernels without the emulation of networks (netem) have it, too.
+    """
+    bucket = ("tbf", "rate", rate, "burst", "256kb", "latency", "100ms")
+    return ("qdisc", "replace", "dev", interface, "root", *bucket)
+
+
+def end_throttle(interface: str) -> tuple[str, ...]:
+    """Arguments of tc(8) that undo `throttle`."""
+    return ("qdisc", "delete", "dev", interface, "root")
 
 
 def block(addresses: list[str], *hooks: str) -> str:

@@ -132,6 +132,12 @@ class Fault:
         """Undo a cut."""
         faults.restore(self._machine("restore"), target)
 
+    def throttle(self, node: str, rate: str) -> None:
+        """Limit what a node sends and receives, to a rate such as 80mbit."""
+        machine = self._machine("throttle")
+        self._mend.append(lambda: faults.end_throttle(machine, node))
+        faults.throttle(machine, node, rate)
+
     def set_gpu(self, node: str, gpu: str, state: str) -> None:
         """Make a GPU healthy, failed or lost."""
         machine = self._machine("set_gpu")

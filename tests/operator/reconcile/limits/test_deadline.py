@@ -148,3 +148,27 @@ def test_job_is_not_late_while_on_demand_workers_start_in_time() -> None:
     assert scenario.condition("DeadlineAtRisk").reason == "NoSlackLeft"
     scenario.decide(after=120)
     assert scenario.condition("DeadlineAtRisk").reason == "TooLate"
+
+
+def test_in_a_queue_the_condition_says_that_the_queue_decides() -> None:
+    scenario = new_scenario(
+        workers=SPOT_THEN_ON_DEMAND, deadline="6h10m", cluster={"provider": "none", "queueName": "team"}
+    )
+    scenario.observe(created=NOW)
+    scenario.trains(step=40, etaSeconds=6 * HOUR, **MEASURED)
+    assert replicas(scenario.decide()) == {"workers": 2, "on-demand": 0}, "no worker moves"
+    condition = scenario.condition("DeadlineAtRisk")
+    assert (condition.status, condition.reason) == ("True", "NoSlackLeft")
+    assert "the queue team decides which nodes the workers get" in condition.message
+    assert "move" not in condition.message
+    scenario = new_scenario(
+        workers=SPOT_THEN_ON_DEMAND, deadline="20h", cluster={"provider": "none", "queueName": "team"}
+    )
+    scenario.observe(created=NOW)
+    scenario.trains(step=40, etaSeconds=6 * HOUR, **MEASURED)
+    scenario.decide()
+    lose_a_worker(scenario)
+    scenario.decide(after=600)
+    assert scenario.condition("DeadlineAtRisk").message.startswith(
+        "the queue team decides which nodes the workers get, with about 13 h"
+    )

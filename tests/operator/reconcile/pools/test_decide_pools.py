@@ -122,6 +122,23 @@ def test_fewer_workers_are_asked_for_within_the_cooldown() -> None:
     assert replicas(scenario.decide()) == {"spot-a": 1, "dear": 0}
 
 
+def test_no_worker_moves_while_the_job_commits() -> None:
+    scenario = started(SPOT, DEAR)
+    scenario.decide()
+    has_pods_in(scenario, dear=(2, 0), spot_a=(2, 0))
+    pools = scenario.job.spec.workers.model_dump(by_alias=True, exclude_unset=True)
+    scenario.edit(new_scenario(workers=pools, suspend=True).job)
+    scenario.supervisor_reports(state="running")
+    for after in (0, 3600):
+        decision = scenario.decide(after=after)
+        assert decision.command == "stop"
+        assert (replicas(decision), leaving(decision)) == ({"spot-a": 2, "dear": 2}, {}), "a move would end the commit"
+    has_pods_in(scenario, dear=(1, 0), spot_a=(0, 2))
+    decision = scenario.decide(after=3600)
+    assert replicas(decision) == {"spot-a": 2, "dear": 1}
+    assert {pool.refusals for pool in scenario.status.pools} == {0}, "the wait is not the pool's fault"
+
+
 @pytest.mark.parametrize("change", [{"price": "9.00 USD"}, {"max": 1}, {"after": "1m"}])
 def test_price_maximum_and_patience_restart_no_pod(change: dict[str, Any]) -> None:
     scenario = started(SPOT, DEAR)
