@@ -1,4 +1,4 @@
-"""Worker groups without Ray: real ranks in a gloo group, forked from a forkserver with all imports done."""
+"""Worker groups without Ray: real ranks in a gloo group, forked from a fork server with all imports done."""
 
 from __future__ import annotations
 
@@ -13,8 +13,15 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload"])
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(
+    [
+        "spotune_trainer.worker_group.forkserver_preload",
+        "spotune_trainer.training_functions.worker",  # as in an agent of a job with a training function
+        "spotune_trainer.commands.worker",
+    ]
+)
+"""Ranks of all tests are forked from here: each would import for a second what is missing."""
 _POLL_SECONDS = 0.5
 _OTHER_RANKS_SECONDS = 2
 """For the other ranks to fail as well: the one that is reported first has often lost its peer only."""
@@ -26,11 +33,11 @@ class GroupFailedError(Exception):
 
 def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120.0) -> list[Any]:
     """Call `function(rank, world_size, *arguments)` on every rank of a process group. Returns the results by rank."""
-    results = _CONTEXT.Queue()
+    results = FORKING.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         ranks = [
-            _CONTEXT.Process(target=_rank, args=(rank, world_size, store, results, function, arguments))
+            FORKING.Process(target=_rank, args=(rank, world_size, store, results, function, arguments))
             for rank in range(world_size)
         ]
         for process in ranks:
