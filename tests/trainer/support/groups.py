@@ -22,7 +22,7 @@ FORKING.set_forkserver_preload(
     ]
 )
 """Ranks of all tests are forked from here: each would import for a second what is missing."""
-_POLL_SECONDS = 0.5
+_POLL_SECONDS = 0.1
 _OTHER_RANKS_SECONDS = 2
 """For the other ranks to fail as well: the one that is reported first has often lost its peer only."""
 
@@ -64,9 +64,12 @@ def _failures(results: Any, ranks: Sequence[BaseProcess], errors: dict[int, str]
     deadline = time.monotonic() + _OTHER_RANKS_SECONDS
     missing = set(range(len(ranks))) - errors.keys() - found.keys()
     while missing and time.monotonic() < deadline:
+        has_running = any(ranks[rank].exitcode is None for rank in missing)
         try:
             rank, _, error = results.get(timeout=_POLL_SECONDS)
         except Empty:
+            if not has_running:  # nobody is left who could say more
+                break
             continue
         missing.discard(rank)
         if error is not None:
