@@ -159,7 +159,7 @@ lint: $(READY) ## Style, spelling, and which package may import which
 
 .PHONY: type
 type: $(READY) ## mypy --strict over code, tests, examples and benchmarks
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 .PHONY: test-fast
 test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank processes
