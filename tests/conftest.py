@@ -11,14 +11,15 @@ import tests.environment  # noqa: F401
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
-HERE = Path(__file__).parent
 FOLDERS = {"cluster": ("cluster",), "ray": ("examples", "proof", "serve", "trainer")}
 """The folders in which the Makefile looks for tests with these markers."""
+_HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse a test that no part of `make test` would find."""
-    for item in items:
-        for marker, folders in FOLDERS.items():
-            if item.get_closest_marker(marker) and item.path.relative_to(HERE).parts[0] not in folders:
-                raise pytest.UsageError(f"{item.nodeid} is marked {marker}: the Makefile looks in {folders} for such tests")
+    for marker, folders in FOLDERS.items():
+        places = [_HERE / folder for folder in folders]
+        for item in items:
+            if item.get_closest_marker(marker) and not any(item.path.is_relative_to(place) for place in places):
+                raise pytest.UsageError(f"{item.nodeid}: the Makefile looks for tests marked {marker} in {folders} only")
