@@ -22,4 +22,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         places = [_HERE / folder for folder in folders]
         for item in items:
             if item.get_closest_marker(marker) and not any(item.path.is_relative_to(place) for place in places):
-                raise pytest.UsageError(f"{item.nodeid}: the Makefile looks for tests marked {marker} in {folders} only")
+                raise pytest.UsageError(f"{item.nodeid}: the Makefile looks for the marker {marker} in {folders} only")
