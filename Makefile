@@ -187,8 +187,8 @@ coverage: $(READY) ## The tests without a Kubernetes, measured: coverage of api 
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
 
 # The parts of `make test`, the longest first. Three run at a time on two processors, because the tests on the cluster mostly
-# wait for pods: what runs beside them has a lower priority, and takes what they leave. The tests with rank processes and the
-# many small ones are about as long, and apart; the tests on a Ray start when the small ones have ended.
+# wait for pods: what runs beside them has a lower priority, and takes what they leave. The tests with rank processes take
+# about twice as long as the many small ones, and those on a Ray start when the small ones have ended.
 # No test starts if the code breaks a rule of style or types.
 # A test that fails is tried once more, because the machine may be shared. The last lines name each; mend it as any other bug.
 PYTEST := $(BIN)/pytest --reruns 1 -raR
