@@ -160,7 +160,7 @@ lint: $(READY) ## Style, spelling, and which package may import which
 
 .PHONY: type
 type: $(READY) ## mypy --strict over code, tests, examples and benchmarks
-	$(BIN)/mypy
+	$(BIN)/mypy --num-workers 2
 
 .PHONY: test-fast
 test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank processes
@@ -169,7 +169,7 @@ test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank
 .PHONY: test
 test: $(READY) ## All that CI runs: lint, type, every test but the long ones
 	@mkdir -p build
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 checked-kubernetes checked-here checked-ray
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 checked-kubernetes checked-ranks checked-here checked-ray
 	@echo "The ten slowest tests:"
 	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p
 	@grep --no-filename '^RERUN ' build/pytest-*.txt | sort --unique | sed 's/^RERUN/Failed at the first try:/' || true
@@ -180,32 +180,38 @@ coverage: export PYTHONPATH := $(CURDIR)/tests/coverage
 coverage: $(READY) ## The tests without a Kubernetes, measured: coverage of api >= 95 %, serve and trainer >= 85 % (an hour)
 	@mkdir -p build/coverage
 	$(BIN)/coverage erase
-	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-here test-ray PYTEST="$(BIN)/coverage run -m pytest"
+	@$(MAKE) --no-print-directory --keep-going --jobs 2 test-ranks test-here test-ray PYTEST="$(BIN)/coverage run -m pytest"
 	$(BIN)/coverage combine --quiet
 	@rm -f build/coverage/data.*  # what a process was writing when a test killed it
 	$(BIN)/coverage report --include 'api/*' --fail-under 95
 	$(BIN)/coverage report --include 'serve/*' --fail-under 85
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
 
-# The parts of `make test`. The build of the cluster and the tests on it are the longest part, and wait for much of their time.
-# So the other tests run beside them, at a lower priority. No test starts if the code breaks a rule of style or types.
+# The parts of `make test`, the longest first. Three run at a time on two processors, because the tests on the cluster mostly
+# wait for pods: what runs beside them has a lower priority, and takes what they leave. The tests with rank processes take
+# about twice as long as the many small ones, and those on a Ray start when the small ones have ended.
+# No test starts if the code breaks a rule of style or types.
 # A test that fails is tried once more, because the machine may be shared. The last lines name each; mend it as any other bug.
 PYTEST := $(BIN)/pytest --reruns 1 -raR
-.PHONY: checked-kubernetes checked-here checked-ray cluster-build-here test-kubernetes test-here test-ray
+.PHONY: checked-kubernetes checked-ranks checked-here checked-ray cluster-build-here test-kubernetes test-ranks test-here test-ray
 checked-kubernetes: cluster-build-here lint type
 	@$(MAKE) --no-print-directory test-kubernetes
+checked-ranks: lint type
+	@$(MAKE) --no-print-directory test-ranks
 checked-here: lint type
 	@$(MAKE) --no-print-directory test-here
-checked-ray: cluster-build-here lint type # starts when one of the others has ended: all three at once are too much for two processors
+checked-ray: lint type
 	@$(MAKE) --no-print-directory test-ray
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
 	@$(BIN)/python -m compileall -q api client operator serve trainer # pods share this folder, and cannot write what changed since the set-up
 	@if $(BIN)/spotune-testcluster check; then $(BIN)/spotune-testcluster build; fi
-test-kubernetes:
-	@echo "The tests on a real Kubernetes and on a Ray write to build/pytest-*.txt, shown once they have ended."
-	@failed=0; $(PYTEST) -m "cluster and not long" > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
+test-kubernetes: # tests/conftest.py knows the folders of these and of the tests on a Ray; to collect all others takes longer
+	@echo "The tests on a real Kubernetes, the small ones and those on a Ray write to build/pytest-*.txt, shown once they have ended."
+	@failed=0; $(PYTEST) -m "cluster and not long" tests/cluster > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
 WITHOUT_CLUSTER := env --unset SPOTUNE_TEST_REQUIRE_CLUSTER # which may still be built meanwhile
+test-ranks:
+	nice -n 10 $(WITHOUT_CLUSTER) $(PYTEST) -m "slow and not cluster and not ray and not long" 2>&1 | tee build/pytest-ranks.txt
 test-here:
-	nice -n 10 $(WITHOUT_CLUSTER) $(PYTEST) -m "not cluster and not ray and not long" 2>&1 | tee build/pytest-here.txt
+	@failed=0; nice -n 10 $(WITHOUT_CLUSTER) $(PYTEST) -m "not cluster and not ray and not long and not slow" > build/pytest-here.txt 2>&1 || failed=1; cat build/pytest-here.txt; exit $$failed
 test-ray:
-	@failed=0; nice -n 5 $(WITHOUT_CLUSTER) $(PYTEST) -m "ray and not long" > build/pytest-ray.txt 2>&1 || failed=1; cat build/pytest-ray.txt; exit $$failed
+	@failed=0; nice -n 5 $(WITHOUT_CLUSTER) $(PYTEST) -m "ray and not long" tests/examples tests/proof tests/serve tests/trainer > build/pytest-ray.txt 2>&1 || failed=1; cat build/pytest-ray.txt; exit $$failed

@@ -77,14 +77,20 @@ def wait_until(condition: Callable[[], T]) -> T:
     return value
 
 
-def test_torchrun_trains_through_a_killed_process_to_the_bits_of_an_undisturbed_run(
-    directory: JobDirectory, tmp_path: Path
-) -> None:
-    job = command_job(*TORCHRUN, code=EXAMPLE)
-    undisturbed = JobDirectory(tmp_path / "undisturbed")
-    _, [(rank_exit, summary), second] = run_generation(undisturbed, job, nodes=2)
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> JobDirectory:
+    """A run of torchrun on two nodes; a test that changes it copies it first."""
+    finished = JobDirectory(tmp_path_factory.mktemp("torchrun") / "run")
+    _, [(rank_exit, summary), second] = run_generation(finished, command_job(*TORCHRUN, code=EXAMPLE), nodes=2)
     assert (rank_exit, second) == (RankExit.TRAINED, (RankExit.TRAINED, {}))
     assert summary["steps"] == summary["exportStep"] == STEPS
+    return finished
+
+
+def test_torchrun_trains_through_a_killed_process_to_the_bits_of_an_undisturbed_run(
+    directory: JobDirectory, undisturbed: JobDirectory
+) -> None:
+    job = command_job(*TORCHRUN, code=EXAMPLE)
 
     def kill_one() -> None:
         wait_for_commit(directory)
@@ -108,16 +114,16 @@ def test_torchrun_trains_through_a_killed_process_to_the_bits_of_an_undisturbed_
     assert set(progress["startup"]) == {"import", "program", "restore", "firstStep"}
 
 
-def test_a_damaged_checkpoint_is_named_as_the_process_has_found_it(directory: JobDirectory) -> None:
-    job = command_job(*TORCHRUN, code=EXAMPLE)
-    _, [(rank_exit, _), _] = run_generation(directory, job)
-    assert rank_exit is RankExit.TRAINED
+def test_a_damaged_checkpoint_is_named_as_the_process_has_found_it(
+    directory: JobDirectory, undisturbed: JobDirectory
+) -> None:
+    shutil.copytree(undisturbed.root, directory.root)
     checkpoint = choose_checkpoint(directory).checkpoint
     assert checkpoint is not None
     content = bytearray((checkpoint.path / "state.pt").read_bytes())
     content[100] ^= 1
     (checkpoint.path / "state.pt").write_bytes(content)
-    _, [error, _] = run_generation(directory, job)
+    _, [error, _] = run_generation(directory, command_job(*TORCHRUN, code=EXAMPLE))
     failure = describe(0, error)
     assert (failure.kind, failure.checkpoint) == ("CorruptCheckpointError", str(checkpoint.name))
 
@@ -196,12 +202,26 @@ def test_a_program_that_only_reports_gets_sigterm_at_a_notice(directory: JobDire
     assert 3 <= saved < 600
 
 
+@pytest.fixture(scope="module")
+def without_export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JobDirectory, bool], None]:
+    """A function that copies a run of 6 steps whose model is lost. The checkpoint of its program is of step 4."""
+    runs: dict[bool, JobDirectory] = {}
+
+    def copy(directory: JobDirectory, saves: bool) -> None:
+        if saves not in runs:
+            runs[saves] = JobDirectory(tmp_path_factory.mktemp("reporting") / "run")
+            run_generation(runs[saves], reporting_job(6, saveAt=4, name="first", saves=saves), world_size=1)
+            shutil.rmtree(runs[saves].export)  # as if the node had been lost before the model was copied
+        shutil.copytree(runs[saves].root, directory.root)
+
+    return copy
+
+
 @pytest.mark.parametrize(("saves", "model"), [(False, "model.json"), (True, "state.pt")])
 def test_a_group_after_a_lost_export_repeats_the_steps_since_the_checkpoint_of_the_program(
-    directory: JobDirectory, saves: bool, model: str
+    directory: JobDirectory, without_export: Callable[[JobDirectory, bool], None], saves: bool, model: str
 ) -> None:
-    run_generation(directory, reporting_job(6, saveAt=4, name="first", saves=saves), world_size=1)
-    shutil.rmtree(directory.export)  # as if the node had been lost before the model was copied
+    without_export(directory, saves)
     task, [(rank_exit, summary)] = run_generation(directory, reporting_job(6, name="second", saves=saves), world_size=1)
     assert task.restore == "step-00000006.gen-1"
     assert "starts after step 4" in log_of(directory, task.generation)
@@ -211,17 +231,20 @@ def test_a_group_after_a_lost_export_repeats_the_steps_since_the_checkpoint_of_t
     assert [line["step"] for line in surviving_steps(directory)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_program_that_has_nothing_to_do_after_a_lost_export_keeps_its_model(directory: JobDirectory) -> None:
-    run_generation(directory, reporting_job(2, saveAt=2, name="first"), world_size=1)
-    shutil.rmtree(directory.export)
-    _, [(rank_exit, summary)] = run_generation(directory, reporting_job(2, isTrained=True), world_size=1)
-    assert (rank_exit, summary["exportStep"]) == (RankExit.TRAINED, 2)
-    assert json.loads((directory.export / "model.json").read_text()) == ["first", 2]
+def test_a_program_that_has_nothing_to_do_after_a_lost_export_keeps_its_model(
+    directory: JobDirectory, without_export: Callable[[JobDirectory, bool], None]
+) -> None:
+    without_export(directory, False)
+    _, [(rank_exit, summary)] = run_generation(directory, reporting_job(4, isTrained=True), world_size=1)
+    assert (rank_exit, summary["exportStep"]) == (RankExit.TRAINED, 6)
+    assert json.loads((directory.export / "model.json").read_text()) == ["first", 6]
 
 
-def test_a_group_after_a_lost_export_gets_sigterm_at_a_notice(directory: JobDirectory) -> None:
+def test_a_group_after_a_lost_export_gets_sigterm_at_a_notice(
+    directory: JobDirectory, without_export: Callable[[JobDirectory, bool], None]
+) -> None:
     """The model of the first group is no checkpoint after which the program could leave."""
-    run_generation(directory, reporting_job(2, saveAt=1), world_size=1)
+    without_export(directory, False)
 
     def notify() -> None:
         wait_until(lambda: list(files.read_lines(directory.generation_logs(2).steps)))

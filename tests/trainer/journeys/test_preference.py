@@ -44,7 +44,7 @@ ADAPTER = {"lora": {"r": 4, "dropout": 0.1}}
         *at_all_layouts("orpo", quick=[Layout(1, 0), Layout(2, 3)]),
         *at_all_layouts("simpo", quick=[Layout(1, 0), Layout(2, 3)]),
         *at_all_layouts("kto", quick=[Layout(1, 0), Layout(2, 3)]),
-        *at_all_layouts("reward", quick=[Layout(1, 0), Layout(2, 1), Layout(2, 2), Layout(2, 3)]),
+        *at_all_layouts("reward", quick=[Layout(1, 0), Layout(2, 3)]),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Worker groups without Ray: real ranks in a gloo group, forked from a forkserver with all imports done."""
+"""Worker groups without Ray: real ranks in a gloo group, forked from a fork server with all imports done."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["spotune_trainer.worker_group.forkserver_preload"])
-_POLL_SECONDS = 0.5
+FORKING = multiprocessing.get_context("forkserver")
+FORKING.set_forkserver_preload(
+    [
+        "spotune_trainer.worker_group.forkserver_preload",
+        "spotune_trainer.training_functions.worker",  # as in an agent of a job with a training function
+        "spotune_trainer.commands.worker",
+    ]
+)
+"""Ranks of all tests are forked from here: each would import for a second what is missing."""
+_POLL_SECONDS = 0.1
 _OTHER_RANKS_SECONDS = 2
 """For the other ranks to fail as well: the one that is reported first has often lost its peer only."""
 
@@ -26,11 +33,11 @@ class GroupFailedError(Exception):
 
 def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120.0) -> list[Any]:
     """Call `function(rank, world_size, *arguments)` on every rank of a process group. Returns the results by rank."""
-    results = _CONTEXT.Queue()
+    results = FORKING.Queue()
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store")
         ranks = [
-            _CONTEXT.Process(target=_rank, args=(rank, world_size, store, results, function, arguments))
+            FORKING.Process(target=_rank, args=(rank, world_size, store, results, function, arguments))
             for rank in range(world_size)
         ]
         for process in ranks:
@@ -57,9 +64,12 @@ def _failures(results: Any, ranks: Sequence[BaseProcess], errors: dict[int, str]
     deadline = time.monotonic() + _OTHER_RANKS_SECONDS
     missing = set(range(len(ranks))) - errors.keys() - found.keys()
     while missing and time.monotonic() < deadline:
+        has_running = any(ranks[rank].exitcode is None for rank in missing)
         try:
             rank, _, error = results.get(timeout=_POLL_SECONDS)
         except Empty:
+            if not has_running:  # nobody is left who could say more
+                break
             continue
         missing.discard(rank)
         if error is not None:

@@ -122,8 +122,8 @@ def train_until_stopped(ray: DriverlessRay) -> int | None:
 
 
 def ignore_stop(ray: DriverlessRay) -> int | None:
-    """Train without end, and ignore notices."""
-    _publish(ray, "Training")
+    """Train without end and without a commit, and ignore notices."""
+    _publish(ray, "Training", step=1)
     return None
 
 
@@ -133,10 +133,10 @@ def fail_with_job_error(ray: DriverlessRay) -> int | None:
     return 20
 
 
-def _publish(ray: DriverlessRay, phase: str, message: str | None = None) -> None:
+def _publish(ray: DriverlessRay, phase: str, message: str | None = None, **status: Any) -> None:
     earlier = files.read_json(ray.directory.status) or {"heartbeat": 0}
     changes = {"time": time.time(), "heartbeat": earlier["heartbeat"] + 1, "attempt": ray.attempts, "phase": phase}
-    files.write_json(ray.directory.status, {**earlier, **changes, "message": message}, durable=False)
+    files.write_json(ray.directory.status, {**earlier, **changes, "message": message, **status}, durable=False)
 
 
 class Pod:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import socket
 import threading
@@ -19,9 +18,9 @@ from spotune_trainer.driver.planning import plan_run
 from spotune_trainer.job_directory.job import put_job
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import RankPlacement, WorkerTask
+from tests.trainer.support.groups import FORKING
 
 FOLDER = Path(__file__).parent
-_CONTEXT = multiprocessing.get_context("forkserver")
 _SECONDS = 60
 _GRACE_SECONDS = 5
 """For ranks after one that has failed; then they are killed, as by a node agent."""
@@ -83,14 +82,14 @@ def run_generation(
         port = free.getsockname()[1]
     pipes, ranks = [], []
     for rank in range(world_size):
-        receiver, sender = _CONTEXT.Pipe(duplex=False)
+        receiver, sender = FORKING.Pipe(duplex=False)
         of_node = world_size // nodes
         place = RankPlacement(
             rank, rank % of_node, of_node, world_size, "127.0.0.1", port, node=rank // of_node, nodes=nodes
         )
         task_of_node = replace(task, directory=str(homes[place.node].root)) if homes else task
         of_rank = {"S3_ENDPOINT_URL": endpoints[rank]} if rank in endpoints else {}
-        process = _CONTEXT.Process(target=_rank, args=(task_of_node, place, sender, access | of_rank))
+        process = FORKING.Process(target=_rank, args=(task_of_node, place, sender, access | of_rank))
         process.start()
         sender.close()
         pipes.append(receiver)
