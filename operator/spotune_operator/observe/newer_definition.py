@@ -56,7 +56,7 @@ def parse_known(
 
 
 def parse_status(model: type[Status], content: Mapping[str, Any]) -> Status:
-    """The status of an object without the fields that this version cannot parse, so that they do not cost it the pin."""
+    """The status of an object without the fields that this version cannot parse: the pin stays."""
     try:
         return model.model_validate(content)
     except ValidationError as error:

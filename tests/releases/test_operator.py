@@ -1,0 +1,110 @@
+"""Jobs and services that an earlier release runs, after an upgrade of the operator: nothing of them changes.
+
+Each recorded object was rendered by the operator of its release. Today's operator, with other default images, finds it
+with the defaults of today's definition and its status, and must apply the same children: KubeRay gives a changed pod
+template to the next pods only, so the workers of one job would be of two versions, and a changed RayService starts a
+second cluster. A pod of another template hash is replaced, which costs a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from spotune.fingerprint import fingerprint
+from spotune.job import FinetuneJobStatus
+from spotune.job_file.load import parse_job, parse_service
+from spotune.job_file.yaml_file import Document
+from spotune.service import ModelServiceStatus
+from spotune_operator.children.config import JOB_FILE
+from spotune_operator.kube.conditions import is_true
+from tests.operator.serving import scenario as services
+from tests.operator.support import scenarios as jobs
+from tests.releases.definitions import pruned, with_defaults
+from tests.releases.recording.children import SETTINGS, observe_running_job, observe_running_service
+from tests.releases.release import Release, releases
+from tests.releases.test_definitions import RELEASES, today
+
+UPGRADED = replace(
+    SETTINGS, image="spotune/trainer:new", ray_version="9.9.9", serve_image="serve:new", serve_vllm_image="vllm:new"
+)
+WITH_ANOTHER_JOB_FILE = ("before-v0.1.0",)
+"""Releases that wrote all defaults into the job file, so that today's is shorter. It says the same."""
+
+
+def of_kind(kind: str) -> list[Any]:
+    """Parameters of a test: each recorded object of a kind, of all releases."""
+    return [
+        pytest.param(release, found, id=f"{release.name}-{found['body']['metadata']['name']}")
+        for release in releases()
+        for found in release.objects
+        if found["body"]["kind"] == kind
+    ]
+
+
+def by_name(children: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    return {(child["kind"], child["metadata"]["name"]): child for child in children}
+
+
+def upgraded_job(found: dict[str, Any]) -> jobs.Scenario:
+    """A running job of an earlier release, as today's operator finds it."""
+    body = with_defaults(found["body"], today()["FinetuneJob"])
+    status = FinetuneJobStatus.model_validate(found["status"])
+    scenario = jobs.Scenario(parse_job(Document(content=body)), settings=UPGRADED, status=status)
+    observe_running_job(scenario)
+    return scenario
+
+
+@pytest.mark.parametrize(("release", "found"), of_kind("FinetuneJob"))
+def test_running_job_keeps_its_pods_and_children(release: Release, found: dict[str, Any]) -> None:
+    scenario = upgraded_job(found)
+    decision = scenario.decide()
+    assert [*decision.delete, *decision.force_delete, *decision.give_notice] == []
+    assert decision.command == ""
+    assert decision.status.pinned == FinetuneJobStatus.model_validate(found["status"]).pinned
+    assert is_true(decision.status.conditions, "Training")
+    before, now = by_name(found["children"]), by_name(list(decision.apply))
+    files = [key for key in before if key[0] == "ConfigMap"]
+    assert len(files) == 1
+    if release.name in WITH_ANOTHER_JOB_FILE:
+        says_the_same(release, before.pop(files[0])["data"][JOB_FILE], now.pop(files[0])["data"][JOB_FILE])
+    assert now == before
+
+
+def says_the_same(release: Release, before: str, now: str) -> None:
+    """Today's job file can be read by the supervisor of the release, and is the same job."""
+    old, new = yaml.safe_load(before), yaml.safe_load(now)
+    schema = release.schemas["FinetuneJob"]
+    assert pruned(new, schema) == new  # the models of the release refuse fields that they do not know
+    filled = [with_defaults(content["spec"], schema["properties"]["spec"]) for content in (new, old)]
+    assert filled[0] == filled[1]
+    jobs_of = [parse_job(Document(content=content)) for content in (old, new)]
+    assert fingerprint(jobs_of[0]) == fingerprint(jobs_of[1])
+
+
+@pytest.mark.parametrize(("release", "found"), of_kind("ModelService"))
+def test_running_service_keeps_its_pods_and_children(release: Release, found: dict[str, Any]) -> None:
+    body = with_defaults(found["body"], today()["ModelService"])
+    status = ModelServiceStatus.model_validate(found["status"])
+    scenario = services.Scenario(parse_service(Document(content=body)), settings=UPGRADED, status=status)
+    observe_running_service(scenario)
+    decision = scenario.decide()
+    assert decision.status.pinned == status.pinned
+    assert status.pinned is not None
+    assert by_name(list(decision.apply)) == by_name(found["children"])
+
+
+@RELEASES
+def test_a_changed_pod_template_is_noticed(release: Release) -> None:
+    """The comparison above can fail: without its pin, a job gets the new image and other pods."""
+    (found, *_) = (each for each in release.objects if each["body"]["kind"] == "FinetuneJob")
+    without_pin = {name: value for name, value in found["status"].items() if name != "pinned"}
+    scenario = upgraded_job(found)
+    scenario.status = FinetuneJobStatus.model_validate(without_pin)
+    decision = scenario.decide()
+    clusters = [by_name(list(given)) for given in (decision.apply, found["children"])]
+    assert clusters[0] != clusters[1]
+    assert decision.command == "stop"  # commit first: all pods are to be replaced
