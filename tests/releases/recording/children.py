@@ -15,6 +15,7 @@ from typing import Any
 
 from spotune.job_file.load import parse_job, parse_service
 from spotune.job_file.yaml_file import Document
+from spotune_operator.serving.state import TrainedModel
 from spotune_operator.settings import Settings
 from tests.operator.serving import scenario as services
 from tests.operator.support import scenarios as jobs
@@ -59,7 +60,7 @@ def running_service(body: dict[str, Any]) -> tuple[Any, Any]:
 def observe_running_service(scenario: services.Scenario) -> None:
     """The jobs that a service names have trained their models."""
     spec = scenario.service.spec
-    trained = services.TrainedModel("pvc://spotune-x/team/x-0123abcd/export", 9, "Complete", False, {}, "causal")
+    trained = TrainedModel("pvc://spotune-x/team/x-0123abcd/export", 9, "Complete", False, {}, "causal")
     names = [spec.model.finetune_job, *(adapter.finetune_job for adapter in spec.adapters)]
     scenario.observe(jobs=dict.fromkeys((name for name in names if name), trained))
 
