@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from spotune.job_file.load import parse_job, parse_service
 from spotune.job_file.yaml_file import Document
+from spotune_operator.reconcile.pinned import template_hashes
 from spotune_operator.serving.state import TrainedModel
 from spotune_operator.settings import Settings
 from tests.operator.serving import scenario as services
@@ -44,9 +46,19 @@ def running_job(body: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def observe_running_job(scenario: jobs.Scenario) -> None:
-    """All workers of a job run and train."""
+    """All workers of a job run, in its first group, and train."""
     scenario.observe(storage_classes=None)
-    scenario.trains(highestStep=10, checkpoint={"step": 8, "time": jobs.NOW - 5})
+    scenario.has_children()
+    scenario.has_pods()
+    assert scenario.status.pinned is not None
+    hashes = template_hashes(scenario.status.pinned)
+    group = next(name for name in hashes if name != "head")
+    (head,) = scenario.observed.pods
+    worker = replace(head, component="workers", group=group, template=hashes[group], gpus=1, node="n2")
+    names = [f"worker-{number}" for number in range(scenario.job.spec.workers.count)]
+    scenario.observe(pods=(head, *(replace(worker, name=name, uid=f"uid-{name}") for name in names)))
+    progress = {"step": 10, "highestStep": 10, "totalSteps": 100, "loss": 1.5}
+    scenario.supervisor_reports(**progress, checkpoint={"step": 8, "time": jobs.NOW - 5})
 
 
 def running_service(body: dict[str, Any]) -> tuple[Any, Any]:
