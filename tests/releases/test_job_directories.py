@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from spotune.fingerprint import fingerprint
+from spotune_operator.observe.supervisor_status import parse_progress
 from spotune_trainer import files
 from spotune_trainer.job_directory.job import is_trained, job_of
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -82,6 +83,8 @@ def test_commands_read_a_stopped_run_and_its_model(
     assert [found["state"] for found in json.loads(out)["checkpoints"]] == ["whole", "whole"]
     code, _, error = run_spotune(capsys, "checkpoint", "verify", directory.root)
     assert code == 0, error
+    progress = parse_progress(json.loads(directory.status.read_text()))  # as the operator reads it from a supervisor
+    assert (progress.step or 0) >= STOPPED_AFTER
     report = tmp_path / "report.html"
     code, _, error = run_spotune(capsys, "report", directory.root, "--file", report)
     assert code == 0, error
