@@ -25,7 +25,7 @@ import yaml
 
 from tests import ROOT
 from tests.releases.definitions import Schema, schemas, with_defaults
-from tests.releases.release import INPUTS, NUMERICS, RELEASES
+from tests.releases.release import INPUTS, NUMERICS, RELEASES, check_out
 
 _RECORDING = Path(__file__).parent / "recording"
 _PACKAGES = ("api", "client", "operator", "trainer", "serve", "tests/cluster/src", "")
@@ -110,10 +110,8 @@ def main() -> None:
     revision = given.revision or given.release
     with tempfile.TemporaryDirectory() as folder:
         code, work = Path(folder) / "code", Path(folder) / "work"
-        code.mkdir()
         work.mkdir()
-        archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-        subprocess.run(["tar", "--extract", f"--directory={code}"], input=archive, check=True)
+        check_out(revision, code)
         record(given.release, revision, code, work)
 
 

@@ -6,12 +6,14 @@ import gzip
 import json
 import os
 import shutil
+import subprocess
 import tarfile
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tests import ROOT
 from tests.releases.definitions import Schema, schemas
 
 RELEASES = Path(__file__).parent / "recorded"
@@ -76,6 +78,13 @@ class Release:
             except OSError:  # another test was first
                 shutil.rmtree(copy)
         return folder
+
+
+def check_out(revision: str, folder: Path) -> None:
+    """Put the files of a commit into a new folder."""
+    folder.mkdir()
+    archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    subprocess.run(["tar", "--extract", f"--directory={folder}"], input=archive, check=True)
 
 
 def releases() -> list[Release]:
