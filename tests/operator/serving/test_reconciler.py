@@ -267,6 +267,7 @@ def test_invalid_spec_is_reported_and_tried_again(bench: Bench) -> None:
 
 def test_fields_of_a_newer_definition_are_ignored_until_somebody_changes_the_service(bench: Bench) -> None:
     bench.reconcile()
+    bench.reconcile()  # with its children
     status = deepcopy(bench.kube.body["status"])
     bench.kube.body["spec"]["gateway"] = {"warp": "auto"}
     bench.reconcile()
