@@ -48,16 +48,16 @@ class Load:
 
 
 @contextmanager
-def load_on(service: RunningService) -> Iterator[Load]:
-    """Requests without a pause during the block."""
+def load_on(service: RunningService, threads: int = _THREADS) -> Iterator[Load]:
+    """Requests of some threads without a pause during the block."""
     load, stop = Load(service.name), threading.Event()
     with service.client() as client:
-        threads = [threading.Thread(target=load.repeat, args=(client, stop)) for _ in range(_THREADS)]
-        for thread in threads:
+        running = [threading.Thread(target=load.repeat, args=(client, stop)) for _ in range(threads)]
+        for thread in running:
             thread.start()
         try:
             yield load
         finally:
             stop.set()
-            for thread in threads:
+            for thread in running:
                 thread.join()

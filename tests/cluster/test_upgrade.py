@@ -141,7 +141,7 @@ def test_upgrade_rollback_and_upgrade_lose_no_step_and_no_request(
         job.wait_for_commit()
         service.wait_until_ready(2)
         running = Running(job, service)
-        with load_on(service) as load:
+        with load_on(service, threads=1) as load:  # the job needs the processors, too
             for definition, change in changes:
                 answered = load.versions.total()
                 change()

@@ -8,21 +8,47 @@ operator must not refuse: nobody has changed them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from spotune.custom_resource.status import StatusSection
+from spotune.custom_resource.status import Condition, StatusSection
 from spotune.errors import JobError
 from spotune.job_file.problems import dotted
 from spotune.job_file.yaml_file import Document
+from spotune_operator.kube.conditions import is_true
 
 logger = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=BaseModel)
 Status = TypeVar("Status", bound=StatusSection)
+
+
+class RunningStatus(Protocol):
+    """The status of a job or of a service."""
+
+    @property
+    def observed_generation(self) -> int:
+        """``metadata.generation`` of the last reconcile."""
+
+    @property
+    def pinned(self) -> object | None:
+        """Its pin."""
+
+    @property
+    def conditions(self) -> Sequence[Condition]:
+        """Its conditions."""
+
+
+def runs_as_reconciled(status: RunningStatus, generation: int) -> bool:
+    """Whether the operator has reconciled an object as it is: then only the definition can have added fields.
+
+    A refused object is observed, too, but its condition ``Stalled`` is true.
+    """
+    is_observed = status.observed_generation == generation and not is_true(status.conditions, "Stalled")
+    return status.pinned is not None and is_observed
 
 
 def parse_known(
@@ -34,7 +60,7 @@ def parse_known(
         model: Model of the object.
         parse: Parses and checks it.
         body: The object of the API server.
-        unchanged: Whether this operator has reconciled the spec as it is: only the definition can have added fields.
+        unchanged: Whether it ``runs_as_reconciled``.
 
     Returns:
         The object, and the error that it would have with the unknown fields; None: it has none. The caller raises it if

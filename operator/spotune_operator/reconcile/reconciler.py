@@ -23,7 +23,7 @@ from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.kueue.scaling import is_queued, scale_operations
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.job_services import controller_uid
-from spotune_operator.observe.newer_definition import parse_known, parse_status
+from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
 from spotune_operator.observe.state import Child, JobKey, Observed
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.decide import Decision, decide, stalled
@@ -172,7 +172,7 @@ class Reconciler:
         """The desired children, from the cache while neither the spec nor the pin has changed."""
         desired = self._desired.get(job, previous.pinned)
         if desired is None:
-            unchanged = previous.pinned is not None and previous.observed_generation == job.generation
+            unchanged = runs_as_reconciled(previous, job.generation)
             parsed, with_unknown = parse_known(FinetuneJob, parse_job, job.body, unchanged=unchanged)
             desired = render(parsed, job.uid, previous.pinned, observed.provider_ids, self._settings)
             if with_unknown is not None and desired.pinned != previous.pinned:

@@ -22,7 +22,7 @@ from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.pod_deletion import force_delete, give_notice
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import CachedJob, Caches
-from spotune_operator.observe.newer_definition import parse_known, parse_status
+from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
 from spotune_operator.reconcile.events import Involved, condition_events
 from spotune_operator.serving.caches import CachedService, ServiceCaches
 from spotune_operator.serving.decide import ServiceDecision, decide_service, stalled_service
@@ -89,7 +89,7 @@ class ServiceReconciler:
         pods = [(pod.uid, pod.ready_since) for pod in observed.ready_pods(REPLICAS)]
         traffic = self._poller.traffic(key, observed.gateways, traffic_window(previous), pods)
         observed = replace(observed, traffic=traffic)
-        unchanged = previous.pinned is not None and previous.observed_generation == service.generation
+        unchanged = runs_as_reconciled(previous, service.generation)
         try:
             parsed, with_unknown = parse_known(ModelService, parse_service, service.body, unchanged=unchanged)
             decision = decide_service(

@@ -33,7 +33,7 @@ def running_job() -> dict[str, Any]:
 
 
 async def reconcile(job: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Paths of the applied children, and the status after a reconcile by an operator with other defaults."""
+    """Paths of the applied children, and the status after two reconciles by an operator with other defaults."""
     async with api_server() as (server, kube):
         storage_class = CLASSES["shared"] | {"metadata": {"name": "shared", "uid": "uid-class"}}
         server.objects |= {"finetunejobs": [job], "storageclasses": [storage_class]}
@@ -42,7 +42,9 @@ async def reconcile(job: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
             tasks = [asyncio.create_task(reflector.run()) for reflector in caches.reflectors()]
             await caches.synced()
             caches.put_job(job)
-            await Reconciler(kube, caches, poller, OTHER_DEFAULTS, Metrics(), lambda: NOW).reconcile(KEY)
+            reconciler = Reconciler(kube, caches, poller, OTHER_DEFAULTS, Metrics(), lambda: NOW)
+            for _ in range(2):  # the second one finds the status of the first
+                await reconciler.reconcile(KEY)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)

@@ -274,6 +274,7 @@ def test_fields_of_a_newer_definition_are_ignored_until_somebody_changes_the_ser
     assert bench.kube.body["status"] == status
     bench.kube.body["metadata"]["generation"] = 2
     bench.reconcile()
+    bench.reconcile()  # it has observed this generation now
     assert "spec.gateway.warp" in bench.condition("Stalled")["message"]
 
 
