@@ -21,6 +21,7 @@ from spotune.job_file.yaml_file import Document
 from spotune.service import ModelServiceStatus
 from spotune_operator.children.config import JOB_FILE
 from spotune_operator.kube.conditions import is_true
+from spotune_operator.reconcile.pinned import resolve_as_pinned
 from tests.operator.serving import scenario as services
 from tests.operator.support import scenarios as jobs
 from tests.releases.definitions import pruned, with_defaults
@@ -71,6 +72,9 @@ def test_running_job_keeps_its_pods_and_children(release: Release, found: dict[s
     assert decision.command == ""
     assert decision.status.pinned == FinetuneJobStatus.model_validate(found["status"]).pinned
     assert is_true(decision.status.conditions, "Training")
+    resolved = resolve_as_pinned(scenario.job, decision.status.pinned, (), UPGRADED, "uid-1")
+    assert decision.status.pinned is not None
+    assert f'"{resolved.directory}"' in decision.status.pinned.ray_cluster  # its name has the fingerprint
     before, now = by_name(found["children"]), by_name(list(decision.apply))
     job_files = [next(child for key, child in each.items() if key[0] == "ConfigMap") for each in (before, now)]
     says_the_same(release, *(each["data"][JOB_FILE] for each in job_files))
