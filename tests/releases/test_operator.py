@@ -20,10 +20,14 @@ from spotune.job_file.load import parse_job, parse_service
 from spotune.job_file.yaml_file import Document
 from spotune.service import ModelServiceStatus
 from spotune_operator.children.config import JOB_FILE
+from spotune_operator.cli.service_status import service_table
+from spotune_operator.cli.status import table
 from spotune_operator.kube.conditions import is_true
 from spotune_operator.reconcile.pinned import resolve_as_pinned
+from tests.operator.cli.test_status import rendered, shown
 from tests.operator.serving import scenario as services
 from tests.operator.support import scenarios as jobs
+from tests.operator.support.objects import NOW, ago
 from tests.releases.definitions import pruned, with_defaults
 from tests.releases.recording.children import SETTINGS, observe_running_job, observe_running_service
 from tests.releases.release import Release, releases
@@ -108,6 +112,21 @@ def test_running_service_keeps_its_pods_and_children(release: Release, found: di
     assert status.pinned is not None
     before, now = by_name(found["children"]), by_name(list(decision.apply))
     assert unchanged(release, now) == unchanged(release, before)
+
+
+@RELEASES
+def test_spotune_status_shows_the_objects_of_the_release(release: Release) -> None:
+    for found in release.objects:
+        metadata = {**found["body"]["metadata"], "uid": "uid-1", "generation": 1, "creationTimestamp": ago(3600)}
+        status = {name: value for name, value in found["status"].items() if value is not None}
+        served = {**found["body"], "metadata": metadata, "status": status}
+        if served["kind"] == "FinetuneJob":
+            (line,) = rendered(table([served], NOW, with_namespace=False, with_bar=False))[1:]
+            assert "10/100" in line
+            assert "step 8" in shown(served)["checkpoint"]
+        else:
+            line = rendered(service_table([served], NOW, with_namespace=False))[1]
+        assert line.startswith(metadata["name"])
 
 
 def test_no_change_that_reaches_pods_is_allowed() -> None:

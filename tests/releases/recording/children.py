@@ -58,7 +58,7 @@ def observe_running_job(scenario: jobs.Scenario) -> None:
     names = [f"worker-{number}" for number in range(scenario.job.spec.workers.count)]
     scenario.observe(pods=(head, *(replace(worker, name=name, uid=f"uid-{name}") for name in names)))
     progress: dict[str, Any] = {"step": 10, "highestStep": 10, "totalSteps": 100, "loss": 1.5}
-    scenario.supervisor_reports(**progress, checkpoint={"step": 8, "time": jobs.NOW - 5})
+    scenario.supervisor_reports(**progress, lastCheckpoint={"step": 8, "time": jobs.NOW - 5})
 
 
 def running_service(body: dict[str, Any]) -> tuple[Any, Any]:
