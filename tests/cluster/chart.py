@@ -98,12 +98,12 @@ def template(*values: str, namespace: str = NAMESPACE, preset: Path | None = Non
     return helm("template", RELEASE, str(CHART), f"--namespace={namespace}", _KUBERNETES, *presets, *_given(values))
 
 
-def install(kubectl: Kubectl, image: str, *values: str) -> None:
-    """Install the operator of an image, or upgrade it, and wait until it is ready."""
+def install(kubectl: Kubectl, image: str, *values: str, chart: Path = CHART) -> None:
+    """Install the operator of an image, or upgrade it, and wait until it is ready. `chart` may be an older one."""
     repository, _, tag = image.rpartition(":")
     of_image = (f"--set-string=image.repository={repository}", f"--set-string=image.tag={tag}")
     flags = ("--install", "--take-ownership", "--wait", f"--timeout={_SECONDS}s")
-    helm("upgrade", RELEASE, str(CHART), *flags, *_where(kubectl), *of_image, *_given(values))
+    helm("upgrade", RELEASE, str(chart), *flags, *_where(kubectl), *of_image, *_given(values))
 
 
 def roll_back(kubectl: Kubectl) -> None:

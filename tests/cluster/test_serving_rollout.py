@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import pytest
-from openai import OpenAI, OpenAIError
 
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.finetune_jobs import Workplace
@@ -23,6 +18,7 @@ from tests.cluster.model_services import (
     service_manifest,
 )
 from tests.cluster.operator_install import Operator
+from tests.cluster.service_load import Load, load_on
 
 pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -34,7 +30,6 @@ ROLLOUT = {
     # The machine of the test is busy: latencies say nothing about the versions.
     "promoteIf": {"minRequests": 5, "notWorseBy": 10, "maxErrorRate": 0},
 }
-_THREADS = 4
 
 
 @pytest.fixture(scope="module")
@@ -47,52 +42,6 @@ def service(operator: Operator, workplace: Workplace) -> Iterator[RunningService
     with operator.with_values("serving.enabled=true"), running_service(workplace, manifest) as found:
         found.wait_until_ready(replicas=1)
         yield found
-
-
-@dataclass
-class Load:
-    """Requests of several threads, one after the other in each.
-
-    Attributes:
-        versions: Number of answers by the version that gave them.
-        failed: Messages of failed requests.
-    """
-
-    versions: Counter[str] = field(default_factory=Counter)
-    failed: list[str] = field(default_factory=list)
-
-    def request(self, client: OpenAI, version: str = "") -> str:
-        """One request; returns the version that answered it."""
-        headers = {"x-spotune-version": version} if version else None
-        answer = client.completions.with_raw_response.create(
-            model=NAME, prompt="how many singers ?", max_tokens=16, extra_headers=headers
-        )
-        answer.parse()
-        return answer.headers.get("x-spotune-version", "")
-
-    def repeat(self, client: OpenAI, stop: threading.Event) -> None:
-        """Requests until the load ends."""
-        while not stop.is_set():
-            try:
-                self.versions[self.request(client)] += 1
-            except OpenAIError as error:
-                self.failed.append(f"{type(error).__name__}: {error}")
-
-
-@contextmanager
-def load_on(service: RunningService) -> Iterator[Load]:
-    """Requests without a pause during the block."""
-    load, stop = Load(), threading.Event()
-    with service.client() as client:
-        threads = [threading.Thread(target=load.repeat, args=(client, stop)) for _ in range(_THREADS)]
-        for thread in threads:
-            thread.start()
-        try:
-            yield load
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
 
 
 def version(folder: str) -> str:
@@ -137,7 +86,7 @@ def test_a_new_version_takes_over_step_by_step_without_a_failed_request(service:
     assert clusters(service) == before, "KubeRay has started a second cluster"
     assert [pod["metadata"]["name"] for pod in service.pods("gateway")] == gateway
     with service.client() as client:
-        assert Load().request(client) == version(SECOND)
+        assert Load(NAME).request(client) == version(SECOND)
 
 
 def test_a_version_that_does_not_start_is_rolled_back_without_a_failed_request(service: RunningService) -> None:
@@ -162,7 +111,7 @@ def test_going_back_is_a_rollout_and_a_request_can_choose_its_version(service: R
         "the first step", SECONDS_TO_SERVE, lambda: service.status().get("rollout", {}).get("weight") == 20, every=1
     )
     with service.client() as client:
-        chosen = {name: Load().request(client, version(name)) for name in (FIRST, SECOND)}
+        chosen = {name: Load(NAME).request(client, version(name)) for name in (FIRST, SECOND)}
     assert chosen == {name: version(name) for name in (FIRST, SECOND)}
     quick = json.dumps({"spec": {"rollout": {"steps": [100]}}})
     service.kubectl("patch", "modelservice", service.name, "--type=merge", f"--patch={quick}")

@@ -19,9 +19,13 @@ _FOR_PODS_ONLY = (
 
 
 def config_map(resolved: ResolvedJob) -> dict[str, Any]:
-    """The ConfigMap with the job file of the supervisor."""
-    job = trainer_job(resolved.job).model_dump(mode="json", exclude_unset=True)
-    content = yaml.dump(job, Dumper=_Dumper, sort_keys=False)
+    """The ConfigMap with the job file of the supervisor.
+
+    Fields with their defaults are left out. A newer definition adds fields with defaults to every job that runs, and
+    the supervisor of an older image refuses a file with fields that it does not know.
+    """
+    job = trainer_job(resolved.job).model_dump(mode="json", exclude_defaults=True)
+    content = yaml.dump({"apiVersion": API_VERSION, "kind": KIND, **job}, Dumper=_Dumper, sort_keys=False)
     return resolved.child("v1", "ConfigMap", "config") | {"data": {JOB_FILE: content}}
 
 

@@ -11,12 +11,9 @@ import logging
 import time
 from collections.abc import Callable
 
-from pydantic import ValidationError
-
 from spotune.errors import JobError
 from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune.job_file.load import parse_job
-from spotune.job_file.yaml_file import Document
 from spotune_operator.errors import RefusedError
 from spotune_operator.kube.applier import ChildApplier
 from spotune_operator.kube.client import CHILDREN, JOBS, SERVICES, Kube, Manifest
@@ -26,6 +23,7 @@ from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.kueue.scaling import is_queued, scale_operations
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.job_services import controller_uid
+from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
 from spotune_operator.observe.state import Child, JobKey, Observed
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.decide import Decision, decide, stalled
@@ -94,7 +92,7 @@ class Reconciler:
         if job is None or job.deleting:
             self._forget(key)
             return None
-        previous = _status_of(job)
+        previous = parse_status(FinetuneJobStatus, job.status)
         try:
             observed = self._observe(job, previous)
             decision = decide(
@@ -174,7 +172,11 @@ class Reconciler:
         """The desired children, from the cache while neither the spec nor the pin has changed."""
         desired = self._desired.get(job, previous.pinned)
         if desired is None:
-            desired = render(_parse(job), job.uid, previous.pinned, observed.provider_ids, self._settings)
+            unchanged = runs_as_reconciled(previous, job.generation)
+            parsed, with_unknown = parse_known(FinetuneJob, parse_job, job.body, unchanged=unchanged)
+            desired = render(parsed, job.uid, previous.pinned, observed.provider_ids, self._settings)
+            if with_unknown is not None and desired.pinned != previous.pinned:
+                raise with_unknown  # its pods depend on fields that this version does not know: leave them alone
             self._desired.put(job, desired)
         return desired
 
@@ -226,21 +228,3 @@ class Reconciler:
         self._refused.pop(key, None)
         self._last_change.pop(key, None)
         self._applier.forget(key)
-
-
-def _parse(job: CachedJob) -> FinetuneJob:
-    """The job of a cached object.
-
-    Raises:
-        JobError: The spec is invalid.
-    """
-    return parse_job(Document(content=job.body))
-
-
-def _status_of(job: CachedJob) -> FinetuneJobStatus:
-    """The status of a cached object; an empty one if this version cannot parse it."""
-    try:
-        return FinetuneJobStatus.model_validate(job.status)
-    except ValidationError as error:
-        logger.warning("replacing a status that cannot be parsed: %s", error)
-        return FinetuneJobStatus()

@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from pydantic import ValidationError
-
 from spotune.errors import JobError
 from spotune.job_file.load import parse_service
-from spotune.job_file.yaml_file import Document
-from spotune.service import ModelServiceStatus
+from spotune.service import ModelService, ModelServiceStatus
 from spotune_operator.children.serving.groups import REPLICAS
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
@@ -25,6 +22,7 @@ from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.pod_deletion import force_delete, give_notice
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import CachedJob, Caches
+from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
 from spotune_operator.reconcile.events import Involved, condition_events
 from spotune_operator.serving.caches import CachedService, ServiceCaches
 from spotune_operator.serving.decide import ServiceDecision, decide_service, stalled_service
@@ -86,14 +84,16 @@ class ServiceReconciler:
             self._refused.pop(key, None)
             self._poller.forget(key)
             return None
-        previous = _status_of(service)
+        previous = parse_status(ModelServiceStatus, service.status)
         observed = self._observe(service)
         pods = [(pod.uid, pod.ready_since) for pod in observed.ready_pods(REPLICAS)]
         traffic = self._poller.traffic(key, observed.gateways, traffic_window(previous), pods)
         observed = replace(observed, traffic=traffic)
+        unchanged = runs_as_reconciled(previous, service.generation)
         try:
+            parsed, with_unknown = parse_known(ModelService, parse_service, service.body, unchanged=unchanged)
             decision = decide_service(
-                parse_service(Document(content=service.body)),
+                parsed,
                 uid=service.uid,
                 generation=service.generation,
                 previous=previous,
@@ -101,6 +101,8 @@ class ServiceReconciler:
                 now=self._clock(),
                 settings=self._settings,
             )
+            if with_unknown is not None and decision.status.pinned != previous.pinned:
+                raise with_unknown  # its pods depend on fields that this version does not know: leave them alone
         except JobError as error:
             status = stalled_service(previous, error, observed, service.generation, self._clock())
             await self._status.write(service, previous, status)
@@ -167,15 +169,6 @@ class ServiceReconciler:
         """The Events for the difference of two statuses."""
         involved = Involved(SERVICES.kind, service.namespace, service.name, service.uid)
         return condition_events(involved, previous.conditions, status.conditions, self._clock())
-
-
-def _status_of(service: CachedService) -> ModelServiceStatus:
-    """The status of a cached service; an empty one if this version cannot parse it."""
-    try:
-        return ModelServiceStatus.model_validate(service.status)
-    except ValidationError as error:
-        logger.warning("replacing a status that cannot be parsed: %s", error)
-        return ModelServiceStatus()
 
 
 def _trained_model(job: CachedJob) -> TrainedModel:

@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pydantic import ValidationError
-
 from spotune.errors import JobError
 from spotune.job_file.load import parse_sweep
 from spotune.job_file.yaml_file import Document
@@ -21,6 +19,7 @@ from spotune_operator.kube.client import JOBS, SWEEPS, Kube
 from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import Caches
+from spotune_operator.observe.newer_definition import parse_status
 from spotune_operator.settings import Settings
 from spotune_operator.sweeps.caches import CachedSweep, SweepCaches
 from spotune_operator.sweeps.decide import SweepDecision, TrialPatch, decide_sweep, stalled_sweep
@@ -80,7 +79,7 @@ class SweepReconciler:
             self._created.pop(key, None)
             self._refused.pop(key, None)
             return None
-        previous = _status_of(cached)
+        previous = parse_status(FinetuneSweepStatus, cached.status)
         try:
             sweep = parse_sweep(Document(content=cached.body))
         except JobError as error:
@@ -149,12 +148,3 @@ class SweepReconciler:
 
     def _written(self, raw: dict[str, Any]) -> None:
         self._caches.put_written(raw)
-
-
-def _status_of(sweep: CachedSweep) -> FinetuneSweepStatus:
-    """The status of a cached sweep; an empty one if this version cannot parse it: its trials are then adopted."""
-    try:
-        return FinetuneSweepStatus.model_validate(sweep.status)
-    except ValidationError as error:
-        logger.warning("replacing a status that cannot be parsed: %s", error)
-        return FinetuneSweepStatus()

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from spotune.custom_resource import API_VERSION
+from spotune.errors import JobError
 from spotune.fingerprint import fingerprint
-from spotune.job import FinetuneJob
-from spotune.job_file.load import load_job
+from spotune.job import KIND, FinetuneJob
+from spotune.job_file.load import load_job, parse_job
+from spotune.job_file.yaml_file import Document
 from spotune_operator.children import build_children
-from spotune_operator.children.config import config_map
+from spotune_operator.children.config import config_map, trainer_job
 from spotune_operator.children.network import network_policy
 from spotune_operator.children.raycluster import Replicas, ray_cluster
 from spotune_operator.children.resolved_job import RAY_VERSION, ResolvedJob, resolve
@@ -20,6 +24,7 @@ from spotune_operator.errors import SourceError, StorageClassError
 from spotune_operator.providers import AKS, GKE, NONE, PROVIDERS, Provider
 from tests import ROOT
 from tests.api.support.job_files import a_job
+from tests.operator.support.generated_specs import generated
 from tests.operator.support.resolved_jobs import container, environment, head, resolved_job_of, worker
 
 UID = "8a1f0c52-4a0c-4f0e-9a57-1d6f5c1f4d11"
@@ -171,6 +176,30 @@ def test_job_file_is_valid_and_has_the_fingerprint_of_its_directory(tmp_path: Pa
     assert resolved.directory.name == f"job-{fingerprint(read)[:8]}"
     assert read.spec.model.source == "/data/models/t5"
     assert read.spec.workers.count == 3
+
+
+def test_job_file_without_defaults_is_the_same_job() -> None:
+    """Also with the defaults that the API server has added, and those of a section that holds nothing else."""
+    compared = 0
+    for spec in generated(600):
+        try:
+            resolved = resolve(parse_job(job_document(spec)), NONE)
+        except (JobError, RecursionError):
+            continue
+        content = yaml.safe_load(config_map(resolved)["data"]["job.yaml"])
+        assert parse_job(Document(content=content)) == trainer_job(resolved.job)
+        compared += 1
+    assert compared > 100
+
+
+def job_document(spec: dict[str, Any]) -> Document:
+    return Document(content={"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": "job"}, "spec": spec})
+
+
+def test_job_file_has_no_field_that_only_the_definition_has_added() -> None:
+    given = resolved_job_of(workers={"count": 3})
+    served = resolved_job_of(workers={"count": 3, "nodeCheck": "auto", "min": "auto"}, retry={}, checkpoint={"keep": 2})
+    assert config_map(served) == config_map(given)
 
 
 def test_job_file_does_not_change_with_pod_fields() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -262,6 +263,19 @@ def test_invalid_spec_is_reported_and_tried_again(bench: Bench) -> None:
     assert bench.reconcile() == SETTINGS.refused_seconds
     assert "replicas" in bench.condition("Stalled")["message"]
     assert bench.kube.applied == []
+
+
+def test_fields_of_a_newer_definition_are_ignored_until_somebody_changes_the_service(bench: Bench) -> None:
+    bench.reconcile()
+    bench.reconcile()  # with its children
+    status = deepcopy(bench.kube.body["status"])
+    bench.kube.body["spec"]["gateway"] = {"warp": "auto"}
+    bench.reconcile()
+    assert bench.kube.body["status"] == status
+    bench.kube.body["metadata"]["generation"] = 2
+    bench.reconcile()
+    bench.reconcile()  # it has observed this generation now
+    assert "spec.gateway.warp" in bench.condition("Stalled")["message"]
 
 
 @pytest.mark.parametrize(("task", "image"), [("causal", "spotune/serve-vllm"), ("seq2seq", "spotune/serve")])

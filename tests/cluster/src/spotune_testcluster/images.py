@@ -1,7 +1,8 @@
 """The images for pods of a test cluster: their names, their content, and how they are built once."""
 
 import hashlib
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from spotune_testcluster import base_image, containerd, layers, oci
@@ -10,7 +11,17 @@ from spotune_testcluster.layers import Environment
 from spotune_testcluster.store import SECONDS_KEPT, Store, key_of
 from spotune_testcluster.template import MARKER, Images
 
-__all__ = ["BASE", "GPU_DEVICE_PLUGIN", "PAUSE", "TRAINER", "Images", "build_images", "load_image", "prune_images"]
+__all__ = [
+    "BASE",
+    "GPU_DEVICE_PLUGIN",
+    "PAUSE",
+    "TRAINER",
+    "Images",
+    "build_images",
+    "load_image",
+    "prune_images",
+    "write_extended_image",
+]
 
 PAUSE = "testcluster.local/pause:1"
 BASE = "testcluster.local/base:1"
@@ -47,6 +58,32 @@ def build_images(home: Path, repository: Path, gpu_plugin: Path, report: Callabl
 
     template = store.get("template", template_key, make_template) / "root"
     return Images(template, layers.get_layers(store, repository, report))
+
+
+def write_extended_image(
+    home: Path, repository: Path, name: str, layer: Path, variables: Mapping[str, str], archive: Path
+) -> None:
+    """Write an archive with an image that has one layer more than the trainer image, for `load_image`.
+
+    Nodes have the lower layers already, and recognize them by their content.
+
+    Args:
+        home: As for `build_images`.
+        repository: As for `build_images`.
+        name: Name of the image with its tag.
+        layer: Uncompressed tar file with the files of the layer.
+        variables: Environment variables in addition to those of the trainer image.
+        archive: The file to write.
+    """
+    environment = Environment.of(repository)
+    with tempfile.TemporaryDirectory() as folder:
+        lower = [_base_layer(Store(home / "images"), lambda _line: None)]
+        for kind in layers.KINDS:
+            marker = Path(folder) / f"{kind}.tar"
+            oci.write_layer(marker, _marker(kind))
+            lower.append(marker)
+        image = oci.Image(name, [*lower, layer], environment={**_trainer_variables(environment), **variables})
+        oci.write_archive([image], archive)
 
 
 def build_layers(home: Path, repository: Path, report: Callable[[str], None]) -> None:
@@ -90,18 +127,17 @@ def _make_template(entry: Path, base: Path, gpu_plugin: Path, environment: Envir
     base_image.compile_pause(pause)
     files = {"pause": (pause.read_bytes(), 0o755)}
     contents = {"pause": files, "gpuplugin": {"gpuplugin": (gpu_plugin.read_bytes(), 0o755)}}
-    contents |= {kind: {MARKER: (kind.encode(), 0o644)} for kind in layers.KINDS}
+    contents |= {kind: _marker(kind) for kind in layers.KINDS}
     tars = {name: entry / f"{name}.tar" for name in contents}
     for name, tar in tars.items():
         oci.write_layer(tar, contents[name])
     archive = entry / "images.tar"
     trainer = [base, *(tars[kind] for kind in layers.KINDS)]
-    path = {"PATH": f"{environment.venv / 'bin'}:{oci.PATH}", "VIRTUAL_ENV": str(environment.venv), "LANG": "C.UTF-8"}
     oci.write_archive(
         [
             oci.Image(PAUSE, [tars["pause"]], entrypoint=["/pause"], user="65535:65535"),
             oci.Image(BASE, [base]),
-            oci.Image(TRAINER, trainer, environment=path),
+            oci.Image(TRAINER, trainer, environment=_trainer_variables(environment)),
             oci.Image(GPU_DEVICE_PLUGIN, [tars["gpuplugin"]], entrypoint=["/gpuplugin"]),
         ],
         archive,
@@ -111,6 +147,16 @@ def _make_template(entry: Path, base: Path, gpu_plugin: Path, environment: Envir
     containerd.make_root(root, archive)
     for made in (pause, archive, *tars.values()):
         made.unlink()
+
+
+def _marker(kind: str) -> dict[str, tuple[bytes, int]]:
+    """The files of the layer in whose place nodes mount a large one."""
+    return {MARKER: (kind.encode(), 0o644)}
+
+
+def _trainer_variables(environment: Environment) -> dict[str, str]:
+    path = f"{environment.venv / 'bin'}:{oci.PATH}"
+    return {"PATH": path, "VIRTUAL_ENV": str(environment.venv), "LANG": "C.UTF-8"}
 
 
 def _digest(file: Path) -> str:
