@@ -214,4 +214,4 @@ test-ranks:
 test-here:
 	@failed=0; nice -n 10 $(WITHOUT_CLUSTER) $(PYTEST) -m "not cluster and not ray and not long and not slow" > build/pytest-here.txt 2>&1 || failed=1; cat build/pytest-here.txt; exit $$failed
 test-ray:
-	@failed=0; nice -n 5 $(WITHOUT_CLUSTER) $(PYTEST) -m "ray and not long" tests/examples tests/proof tests/serve tests/trainer > build/pytest-ray.txt 2>&1 || failed=1; cat build/pytest-ray.txt; exit $$failed
+	@failed=0; nice -n 5 $(WITHOUT_CLUSTER) $(PYTEST) -m "ray and not long" tests/examples tests/proof tests/releases tests/serve tests/trainer > build/pytest-ray.txt 2>&1 || failed=1; cat build/pytest-ray.txt; exit $$failed

@@ -11,7 +11,7 @@ import tests.environment  # noqa: F401
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
-FOLDERS = {"cluster": ("cluster",), "ray": ("examples", "proof", "serve", "trainer")}
+FOLDERS = {"cluster": ("cluster",), "ray": ("examples", "proof", "releases", "serve", "trainer")}
 """The folders in which the Makefile looks for tests with these markers."""
 _HERE = Path(__file__).parent
 
