@@ -9,6 +9,7 @@ from typing import Any
 
 from spotune.retry import Failure, FailureCause
 from spotune_trainer import files
+from spotune_trainer.job_directory.events import EventReader
 from spotune_trainer.job_directory.layout import JobDirectory
 
 COUNTED_CAUSES = ("workerLost", "headLost", "preempted", "hang", "appError", "outOfMemory")
@@ -36,8 +37,12 @@ class Ledger:
         files.append_json(self._path, record)
 
     def records(self, *events: str) -> list[dict[str, Any]]:
-        """All events of the given names in order; without names, all events."""
-        return [record for record in files.read_lines(self._path) if not events or record["event"] in events]
+        """All events of the given names in order; without names, all events.
+
+        Raises:
+            UnreadableFileError: the ledger was edited, or is damaged.
+        """
+        return [record for record in EventReader(self._path).read() if not events or record["event"] in events]
 
     def open_attempts(self) -> dict[int, bool]:
         """Attempts without a recorded exit, in order; the value is whether the attempt has trained the model."""

@@ -22,7 +22,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from spotune.errors import UsageError
-from spotune_trainer.files import LineReader
+from spotune_trainer.job_directory.events import EventReader
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.observability.logs.event_messages import event_message
 from spotune_trainer.observability.logs.line_format import format_timestamp, timestamp_of
@@ -78,7 +78,7 @@ class RunLogs:
 
     def __init__(self, directory: JobDirectory) -> None:
         self._directory = directory
-        self._ledger = LineReader(directory.ledger)
+        self._ledger = EventReader(directory.ledger)
         self._attempts = [_Attempt(0)]
         self._tails: dict[Path, _Tail] = {}
 

@@ -1,0 +1,1 @@
+"""The parsers, one module for each of those who write what they read."""
