@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel, to_snake
 
 from spotune_trainer import files
@@ -136,9 +137,17 @@ class Manifest:
             raise ValueError(f"manifest of format {version}, this version reads format {FORMAT}")
         try:
             fields["evaluations"] = tuple(map(Evaluation.from_json, fields.get("evaluations", ())))
-            return TypeAdapter(cls).validate_python(fields)
+            return _validator().validate_python(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"not a manifest: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a manifest: {error}") from error
+
+
+@cache
+def _validator() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
 
 
 def newest_complete(checkpoints: Path, generation: int, names: Iterable[str]) -> str | None:

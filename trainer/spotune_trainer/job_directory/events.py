@@ -1,7 +1,7 @@
-"""The events of a ledger that decisions depend on: the fields that each needs, checked when it is read.
+"""Reads the events of a ledger, and checks the types of what decisions depend on.
 
-Anybody who can write to the volume can edit the ledger. What is missing is named with file and event, instead of a
-KeyError somewhere in the driver.
+Anybody who can write to the volume can edit the ledger. A wrong value is named with file and event, instead of an error
+somewhere in the driver. Fields that an event lacks are noticed where they are needed, by `files.reading`.
 """
 
 from __future__ import annotations
@@ -11,24 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from spotune.retry import FailureCause
 from spotune_trainer.files import LineReader, UnreadableFileError
 
 _MAX_NUMBER: Final = 1e15
 """More than any time in seconds, or any step; less than what floats round."""
-_NUMBERS: Final = ("seconds", "step", "attempt", "generation", "worldSize", "stepsLost", "time")
-_REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
-    "attempt-started": ("attempt",),
-    "attempt-ended": ("attempt", "exitCode"),
-    "generation-started": ("generation", "worldSize", "stepsLost"),
-    "generation-ended": ("generation", "worldSize", "seconds"),
-    "adopted": ("generation",),
-    "failure": ("cause", "step", "message"),
-    "committed": ("seconds",),
-    "replaced": ("seconds",),
-    "finished": ("step",),
-}
-_OPTIONAL_NUMBERS: Final = ("lastSeen", "planSeconds", "secondsLost")
+_NUMBERS: Final = (
+    *("time", "seconds", "step", "attempt", "generation", "worldSize", "stepsLost"),
+    *("lastSeen", "planSeconds", "secondsLost"),
+)
 
 
 class EventReader(LineReader):
@@ -38,7 +28,7 @@ class EventReader(LineReader):
         """The new events.
 
         Raises:
-            UnreadableFileError: an event lacks a field, or a value has another type.
+            UnreadableFileError: an event has no name, or a value of another type than spotune writes.
         """
         events = super().read()
         for event in events:
@@ -50,23 +40,13 @@ def _check(path: Path, event: Mapping[str, Any]) -> None:
     name = event.get("event")
     if not isinstance(name, str):
         raise _error(path, "an event has no name", event)
-    required = ("time", *_REQUIRED.get(name, ()))
-    for field in required:
-        if field not in event:
-            raise _error(path, f"the event {name} has no {field}", event)
-    for field in (*(each for each in required if each in _NUMBERS), *_OPTIONAL_NUMBERS):
-        if event.get(field) is not None or field in required:
-            _check_number(path, event, name, field)
+    for field in _NUMBERS:
+        value = event.get(field)
+        if value is not None and not _is_number(value):
+            raise _error(path, f"the event {name!r:.50} has the {field} {value!r:.100}, which is not a number", event)
     parts = event.get("parts", {})
     if not isinstance(parts, dict) or not all(map(_is_number, parts.values())):
-        raise _error(path, f"the event {name} has parts that are not seconds by name", event)
-    if name == "failure" and event["cause"] not in list(FailureCause):
-        raise _error(path, f"a failure has the unknown cause {event['cause']!r:.100}", event)
-
-
-def _check_number(path: Path, event: Mapping[str, Any], name: str, field: str) -> None:
-    if not _is_number(event[field]):
-        raise _error(path, f"the event {name} has the {field} {event[field]!r:.100}, which is not a number", event)
+        raise _error(path, f"the event {name!r:.50} has parts that are not seconds by name", event)
 
 
 def _is_number(value: Any) -> bool:

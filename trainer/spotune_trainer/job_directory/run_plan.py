@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -91,7 +92,7 @@ class RunPlan:
         Raises:
             ValueError: a field is missing, not known, or of another type.
         """
-        return TypeAdapter(cls).validate_python({to_snake(name): entry for name, entry in value.items()})
+        return _validator().validate_python({to_snake(name): entry for name, entry in value.items()})
 
     def change(self, step: int, **values: Any) -> RunPlan:
         """The plan with new values from `step` on, and a record of them; the same plan if nothing changes."""
@@ -169,6 +170,11 @@ class RunPlan:
                     f"dataset.{role}: its index.json changed since the run began ({digest[:12]} then, "
                     f"{(data.get(role) or 'missing')[:12]} now); put the data back, or start a new run elsewhere"
                 )
+
+
+@cache
+def _validator() -> TypeAdapter[RunPlan]:
+    return TypeAdapter(RunPlan)
 
 
 def requested(execution: ExecutionSpec) -> dict[str, Any]:

@@ -42,7 +42,8 @@ class GoodputMeter:
         new_events = [event for event in self._reader.read() if event["event"] in TIMELINE_EVENTS]
         if new_events:
             self._events += new_events
-            self._breakdown = time_breakdown(self._events)
+            with files.reading(self._reader.path):
+                self._breakdown = time_breakdown(self._events)
         breakdown = self._breakdown
         generation = breakdown.running_generation
         if progress is None or generation is None or breakdown.open_since is None:

@@ -106,15 +106,16 @@ def read_summary(root: Path) -> RunSummary:
     events = Ledger(directory).records()
     status = files.read_json(directory.status) or {}
     with files.reading(directory.status):
-        updated = max([float(status.get("time", 0.0)), *(event["time"] for event in events)], default=time.time())
+        published = float(status.get("time", 0.0))
     with files.reading(directory.job):
         name, data = str(job["metadata"]["name"]), _read_manifests(job, directory)
     with files.reading(directory.ledger):
         groups, evaluations = _worker_groups(events), _evaluations(events)
+        nodes = [(event["time"], event_message(event) or "") for event in events if event["event"] in _NODE_EVENTS]
     return RunSummary(
         name=name,
         job=job,
-        updated=updated,
+        updated=max([published, *(event["time"] for event in events if event.get("time"))]),
         status=status,
         plan=files.read_json(directory.plan) or {},
         result=files.read_json(directory.result) or {},
@@ -122,7 +123,7 @@ def read_summary(root: Path) -> RunSummary:
         groups=groups,
         commits=[event for event in events if event["event"] == "committed"],
         evaluations=evaluations,
-        nodes=[(event["time"], event_message(event) or "") for event in events if event["event"] in _NODE_EVENTS],
+        nodes=nodes,
         data=data,
     )
 
