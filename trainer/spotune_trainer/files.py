@@ -25,6 +25,9 @@ _INVALID_CONTENT = (LookupError, TypeError, ValueError, AttributeError, Arithmet
 """What a value raises that has not the fields or types that a reader expects."""
 
 
+_MAX_PATH_BYTES = 1024
+
+
 class UnreadableFileError(SpotuneError, ValueError):
     """A file of a run has content that this version of spotune has not written."""
 
@@ -41,6 +44,15 @@ def reading(path: Path) -> Iterator[None]:
             f"{path} has content that this version of spotune cannot read ({type(error).__name__}: {error}): it was "
             "damaged, edited by hand, or written by another version"
         ) from error
+
+
+def is_inner_path(name: str) -> bool:
+    """Whether a name that somebody else has written leads to a place below a folder, on every file system."""
+    parts = name.split("/")
+    lengths = [len(part.encode(errors="replace")) for part in parts]
+    return (
+        name.isprintable() and not {"", ".", ".."} & set(parts) and max(lengths) <= 255 and sum(lengths) <= _MAX_PATH_BYTES
+    )
 
 
 def fsync_file(path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.alias_generators import to_camel
 
 from spotune.errors import UsageError
@@ -98,7 +98,7 @@ def parse_targets(text: str) -> list[Target]:
         return []
     try:
         return TypeAdapter(list[Target]).validate_python(json.loads(text))
-    except (ValueError, ValidationError) as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"SPOTUNE_OPERATOR_NOTIFICATIONS is not a list of targets: {error}") from error
 
 

@@ -30,7 +30,7 @@ _MAX_TIME = 253402300799.0
 
 
 def _inside(name: str) -> str:
-    if name.startswith("/") or "\0" in name or {"", ".", ".."} & set(name.split("/")):
+    if not files.is_inner_path(name):
         raise ValueError(f"{name!r} is not the name of a file in the folder of a checkpoint")
     return name
 

@@ -30,6 +30,7 @@ from streaming.base.format.mds.encodings import is_mds_encoding
 from spotune.errors import DataError, JobError
 from spotune_trainer.data.cache import FileSource, ShardCache, find_damage
 from spotune_trainer.data.stores.failures import is_for_the_user
+from spotune_trainer.files import is_inner_path
 
 INDEX = "index.json"
 
@@ -263,7 +264,7 @@ def _parse_index(source: str, index: bytes) -> list[MDSReader]:
         readers = [MDSReader.from_json("", "", shard) for shard in shards]
         for reader in readers:
             _check_reader(reader)
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise JobError(f"{place} cannot be read: {error}. Write the dataset again with `spotune shard`.") from error
     if not readers:
         raise JobError(f"{source} has no samples")
@@ -288,7 +289,7 @@ def _check_reader(reader: MDSReader) -> None:
     reader.validate(allow_unsafe_types=False)
     for file in filter(None, (reader.raw_data, reader.zip_data)):
         # Without this, a downloaded shard could replace any file that the trainer may write to.
-        if Path(file.basename).is_absolute() or "\0" in file.basename or ".." in Path(file.basename).parts:
+        if not is_inner_path(file.basename):
             raise ValueError(f"{file.basename!r:.100} is not the name of a file in the folder of the index")
         if not isinstance(file.bytes, int) or not isinstance(file.hashes, dict):
             raise TypeError(f"{file.basename!r:.100} has no size or no hashes")
