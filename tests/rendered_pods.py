@@ -1,4 +1,4 @@
-"""Every pod that spotune makes or asks KubeRay for, from the committed files: the chart, and golden files of children."""
+"""Every pod that spotune makes or asks KubeRay for, from committed files: the chart, and golden files of children."""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ def pods() -> list[RenderedPod]:
     """All pods: of all variants of the chart, of jobs and services, and of commands."""
     texts = {"default": template(), "everything": template(*EVERYTHING), "teams": template("watchNamespaces={a,b}")}
     texts |= {preset.stem: template(preset=preset) for preset in PRESETS}
-    charts = [pod for name, text in texts.items() for item in objects_in(text) for pod in pods_in(item, f"chart, {name}")]
+    charts = [
+        pod for name, text in texts.items() for item in objects_in(text) for pod in pods_in(item, f"chart, {name}")
+    ]
     assert len(charts) >= len(texts)
     return [*charts, *rendered_pods(), *command_pods()]
 
@@ -62,7 +64,9 @@ def check_by_kyverno(pods: Sequence[RenderedPod]) -> set[tuple[str, str]]:
     assert len({name for _, name in numbers}) == len(pods), "Kyverno has not seen all pods"
     assert {each["result"] for each in results} <= {"pass", "fail", "skip"}
     return {
-        (pods[int(name.removeprefix("pod-"))].place, each["policy"]) for each, name in numbers if each["result"] == "fail"
+        (pods[int(name.removeprefix("pod-"))].place, each["policy"])
+        for each, name in numbers
+        if each["result"] == "fail"
     }
 
 

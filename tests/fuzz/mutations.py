@@ -56,7 +56,7 @@ def changed_values(draw: st.DrawFn, samples: Sequence[Any], changes: int = 3) ->
         if last is None:
             value = draw(VALUES)
             continue
-        section = value
+        section: Any = value
         for part in parents:
             section = section[part]
         action = draw(st.sampled_from(["replace", "replace", "remove", "rename", "double"]))
@@ -64,7 +64,7 @@ def changed_values(draw: st.DrawFn, samples: Sequence[Any], changes: int = 3) ->
             section[last] = draw(VALUES)
         elif action == "remove":
             del section[last]
-        elif isinstance(section, list):
+        elif not isinstance(last, str):
             section.append(copy.deepcopy(section[last]))
         elif action == "rename":
             section[draw(TEXTS)] = section.pop(last)
@@ -104,4 +104,6 @@ def changed_lines(samples: Sequence[Any]) -> st.SearchStrategy[bytes]:
     """JSON lines of which a few are changed, in any order."""
     line = changed_values(samples).map(lambda value: json.dumps(value).encode())
     whole = b"\n".join(json.dumps(sample).encode() for sample in samples) + b"\n"
-    return st.lists(line, max_size=8).map(lambda lines: b"".join(each + b"\n" for each in lines)) | changed_bytes([whole])
+    return st.lists(line, max_size=8).map(lambda lines: b"".join(each + b"\n" for each in lines)) | changed_bytes(
+        [whole]
+    )

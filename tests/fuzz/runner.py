@@ -40,7 +40,7 @@ def run_for(target: Target, seconds: float, records: Path, work: Path) -> bool:
         found, failure = 0, ""
         try:
             found = fuzz(target, inputs, database)
-        except Exception:  # whatever the parser raises is what is looked for
+        except Exception:  # noqa: BLE001 - whatever the parser raises is what is looked for
             failure = traceback.format_exc()
         spent = time.monotonic() - started
         day = f"{datetime.now(UTC):%Y-%m-%d}"

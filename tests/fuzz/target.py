@@ -13,6 +13,13 @@ from hypothesis.strategies import SearchStrategy
 from tests.fuzz.limits import limited
 
 
+def check_names(error: Exception, *names: str) -> None:
+    """Raise AssertionError unless the message has one of these names of a file, field or address."""
+    message = str(error)
+    message.encode()  # it can be printed
+    assert any(name in message for name in names), message
+
+
 @dataclass(frozen=True)
 class Target:
     """A parser.
@@ -46,7 +53,11 @@ def fuzz(target: Target, examples: int, database: ExampleDatabase | None = None)
     count = 0
 
     @settings(
-        max_examples=examples, deadline=None, database=database, suppress_health_check=list(HealthCheck), print_blob=False
+        max_examples=examples,
+        deadline=None,
+        database=database,
+        suppress_health_check=list(HealthCheck),
+        print_blob=False,
     )
     @given(target.inputs)
     def read(value: Any) -> None:

@@ -55,5 +55,3 @@ def test_the_page_adds_up_what_was_run(tmp_path: Path) -> None:
     assert "| `job` | FinetuneJob files, as `spotune validate` reads them | 1.5 | 1,500 | 1 |" in page
     assert "`abc`, `def`" in page
     assert "`yaml`" in page.partition("not run")[2]
-
-

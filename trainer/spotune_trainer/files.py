@@ -51,7 +51,10 @@ def is_inner_path(name: str) -> bool:
     parts = name.split("/")
     lengths = [len(part.encode(errors="replace")) for part in parts]
     return (
-        name.isprintable() and not {"", ".", ".."} & set(parts) and max(lengths) <= 255 and sum(lengths) <= _MAX_PATH_BYTES
+        name.isprintable()
+        and not {"", ".", ".."} & set(parts)
+        and max(lengths) <= 255
+        and sum(lengths) <= _MAX_PATH_BYTES
     )
 
 

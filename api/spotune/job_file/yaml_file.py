@@ -56,7 +56,7 @@ class _Loader(yaml.SafeLoader):
 
     def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
         """Join the two halves (surrogates) that JSON writes a character such as an emoji with."""
-        node: yaml.ScalarNode = super().compose_scalar_node(anchor)  # type: ignore[no-untyped-call]
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
         if _SURROGATE.search(node.value):
             try:
                 node.value = node.value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
@@ -65,10 +65,10 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.composer.ComposerError(None, None, problem, node.start_mark) from error
         return node
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:  # noqa: FBT001, FBT002 - of PyYAML
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Construct a value; PyYAML lets other errors through, such as for the 99th day of a month."""
         try:
-            value = super().construct_object(node, deep)  # type: ignore[no-untyped-call]
+            value = super().construct_object(node, deep)
         except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
             problem = f"a value that YAML reads as {node.tag.rpartition(':')[2]} is not one: {error}"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error

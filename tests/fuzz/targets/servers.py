@@ -56,7 +56,7 @@ class _Supervisor:
                 connection.shutdown(socket.SHUT_WR)
                 while part := connection.recv(1 << 16):
                     response += part
-            except (ConnectionError, BrokenPipeError):
+            except OSError:
                 pass  # it may close before it has read everything
         return bytes(response)
 
@@ -67,7 +67,9 @@ def _supervisor() -> _Supervisor:
     directory = JobDirectory(Path(tempfile.mkdtemp(prefix="spotune-fuzz-")))
     control = ControlSignals()
     api = PodApi(directory, control, SupervisorStatus(control))
-    server = ProgressServer(directory, lambda: None, get_routes={"/logs": api.get_routes["/logs"]}, post_routes=api.post_routes)
+    server = ProgressServer(
+        directory, lambda: None, get_routes={"/logs": api.get_routes["/logs"]}, post_routes=api.post_routes
+    )
     found = _Supervisor(directory, server)
 
     class Recording(socketserver.BaseServer):
@@ -164,7 +166,9 @@ def read_body(content: tuple[str, bytes, dict[str, str]]) -> None:
 
 _HEADER_VALUES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=20)
 _HEADERS = st.dictionaries(
-    st.sampled_from(["Content-Type", "Authorization", "X-Request-Id", "traceparent", "Accept"]), _HEADER_VALUES, max_size=2
+    st.sampled_from(["Content-Type", "Authorization", "X-Request-Id", "traceparent", "Accept"]),
+    _HEADER_VALUES,
+    max_size=2,
 )
 _BODIES = st.one_of(
     *(st.tuples(st.just(path), changed_json(bodies), st.just({}) | _HEADERS) for path, bodies in BODIES.items())
@@ -172,6 +176,8 @@ _BODIES = st.one_of(
 
 TARGETS = (
     Target("supervisor", "requests to the supervisor in the head pod", changed_bytes(REQUESTS), read_request, 60),
-    Target("progress", "status.json, as the supervisor publishes it", changed_json([STATUS]), read_status_over_http, 60),
+    Target(
+        "progress", "status.json, as the supervisor publishes it", changed_json([STATUS]), read_status_over_http, 60
+    ),
     Target("gateway", "requests to a served model: OpenAI's API and /v1/predict", _BODIES, read_body, 60),
 )

@@ -27,10 +27,9 @@ from spotune.units.money import Money, Price
 from spotune.units.quantities import Quantity
 from spotune_operator.prices import parse_prices
 from tests import ROOT
-from tests.fuzz.mutations import NUMBERS, TEXTS, VALUES, changed_bytes, changed_json, changed_values
+from tests.fuzz.mutations import NUMBERS, TEXTS, VALUES, changed_bytes, changed_json, changed_lines, changed_values
 from tests.fuzz.target import Target
 from tests.fuzz.targets.ledgers import EVENTS
-from tests.fuzz.mutations import changed_lines
 
 FILE = "job.yaml"
 
@@ -43,7 +42,11 @@ def _samples(pattern: str, kind: str) -> list[bytes]:
 JOBS = _samples("*/*.yaml", "FinetuneJob")
 SERVICES = _samples("serving/*.yaml", "ModelService")
 SWEEPS = _samples("sweep/*.yaml", "FinetuneSweep")
-ALIASES = [b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(b"%c: &%c [%s]\n" % (n, n, b", ".join([b"*%c" % (n - 1)] * 9)) for n in range(98, 98 + size)) for size in (2, 9)]
+ALIASES = [
+    b"a: &a [x, x, x, x, x, x, x, x, x]\n"
+    + b"".join(b"%c: &%c [%s]\n" % (n, n, b", ".join([b"*%c" % (n - 1)] * 9)) for n in range(98, 98 + size))
+    for size in (2, 9)
+]
 
 
 def _as_file(content: bytes, read: Callable[[Path], Any], name: str = FILE) -> None:
@@ -138,7 +141,9 @@ TRACES = [
     *((path.read_bytes()[:2000]) for path in sorted((ROOT / "examples/traces").glob("*.csv"))),
 ]
 _WITH_UNITS = st.from_regex(r"[-+]?[0-9]{0,400}\.?[0-9]{0,9} ?([a-zA-Z]{0,3}|[eE][-+]?[0-9]{0,5})", fullmatch=True)
-_TIMES = st.from_regex(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[-+][0-9]{2}:[0-9]{2})", fullmatch=True)
+_TIMES = st.from_regex(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(Z|[-+][0-9]{2}:[0-9]{2})", fullmatch=True
+)
 
 TARGETS = (
     Target("job", "FinetuneJob files, as `spotune validate` reads them", _resources(JOBS), read_resource),
@@ -148,5 +153,11 @@ TARGETS = (
     Target("trace", "preemption traces", changed_bytes(TRACES), read_a_trace, 300),
     Target("measured", "ledgers, as `spotune simulate --measured` reads them", changed_lines(EVENTS), read_measured),
     Target("prices", "prices of the chart's values", changed_json(PRICES), read_prices, 300),
-    Target("units", "durations, deadlines, quantities, prices", _WITH_UNITS | _TIMES | TEXTS | NUMBERS | VALUES, read_unit, 300),
+    Target(
+        "units",
+        "durations, deadlines, quantities, prices",
+        _WITH_UNITS | _TIMES | TEXTS | NUMBERS | VALUES,
+        read_unit,
+        300,
+    ),
 )

@@ -82,10 +82,12 @@ def check_label_names(manifest: Manifest | None, source: str, labels: Sequence[s
     Raises:
         JobError: they have other labels, or the same in another order.
     """
-    found = manifest.get("options", {}).get("text", {}).get("labels", []) if manifest is not None else labels
+    text = manifest.get("options", {}).get("text", {}) if manifest is not None else {"labels": labels}
+    found = text.get("labels", [])
     if list(found) != list(labels):
+        written = ", ".join(map(str, found)) or "none"
         raise JobError(
-            f"dataset.labels: the shards {source} were written with the labels {', '.join(map(str, found)) or 'none'}, and the "
+            f"dataset.labels: the shards {source} were written with the labels {written}, and the "
             f"job has {', '.join(labels) or 'none'}: use the same labels in the same order, or write the shards again"
         )
 

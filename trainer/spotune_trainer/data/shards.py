@@ -203,8 +203,8 @@ class _OpenShard:
             decoded: dict[str, Any] = self._reader.decode_sample(sample)
         except Exception as error:  # the decoders of many libraries raise whatever they like
             raise DataError(
-                f"sample {position} of the shard {self._path} cannot be decoded ({type(error).__name__}: {error}). Write "
-                "the dataset again with `spotune shard`."
+                f"sample {position} of the shard {self._path} cannot be decoded ({type(error).__name__}: {error}). "
+                "Write the dataset again with `spotune shard`."
             ) from error
         return decoded
 
@@ -278,7 +278,11 @@ def _check_reader(reader: MDSReader) -> None:
     Raises:
         ValueError, TypeError, AttributeError: the entry is invalid.
     """
-    names, encodings, sizes = reader.column_names, reader.column_encodings, reader.column_sizes
+    # Streaming's types promise what nothing has checked.
+    names: Sequence[Any] = reader.column_names
+    encodings: Sequence[Any] = reader.column_encodings
+    sizes: Sequence[Any] = reader.column_sizes
+    num_samples: Any = reader.samples
     if not len(names) == len(encodings) == len(sizes):
         raise ValueError(f"{len(names)} columns have {len(encodings)} encodings and {len(sizes)} sizes")
     for name, encoding, size in zip(names, encodings, sizes, strict=True):
@@ -291,10 +295,12 @@ def _check_reader(reader: MDSReader) -> None:
         # Without this, a downloaded shard could replace any file that the trainer may write to.
         if not is_inner_path(file.basename):
             raise ValueError(f"{file.basename!r:.100} is not the name of a file in the folder of the index")
-        if not isinstance(file.bytes, int) or not isinstance(file.hashes, dict):
+        num_bytes: Any = file.bytes
+        hashes: Any = file.hashes
+        if not isinstance(num_bytes, int) or not isinstance(hashes, dict):
             raise TypeError(f"{file.basename!r:.100} has no size or no hashes")
-    if not isinstance(reader.samples, int) or _UINT32 * (reader.samples + 2) > reader.raw_data.bytes:
-        raise ValueError(f"{reader.raw_data.basename} cannot hold {reader.samples!r:.50} samples in its size")
+    if not isinstance(num_samples, int) or _UINT32 * (num_samples + 2) > reader.raw_data.bytes:
+        raise ValueError(f"{reader.raw_data.basename} cannot hold {num_samples!r:.50} samples in its size")
 
 
 def _check_columns(place: str, readers: Iterable[MDSReader]) -> None:

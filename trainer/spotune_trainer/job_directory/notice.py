@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
 from spotune.errors import StoppedError
 from spotune.resize.times import seconds_before_deadline
 from spotune_trainer import files

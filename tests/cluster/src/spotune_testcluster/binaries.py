@@ -89,7 +89,11 @@ MODULES = (
             "./networkpolicy": "networkpolicy",
             "./podsecurity": "podsecurity",
         },
-        sources=("go.mod", "go.sum", *(f"{name}/*.go" for name in ("provisioner", "gpuplugin", "networkpolicy", "podsecurity"))),
+        sources=(
+            "go.mod",
+            "go.sum",
+            *(f"{name}/*.go" for name in ("provisioner", "gpuplugin", "networkpolicy", "podsecurity")),
+        ),
     ),
     Module("binaries", {"helm.sh/helm/v3/cmd/helm": "helm"}),
     Module("kubeconform", {"github.com/yannh/kubeconform/cmd/kubeconform": "kubeconform"}),

@@ -128,6 +128,10 @@ def _parse_json(file_range: FileRange, number: int, line: bytes) -> RawRow:
         raise JobError(
             f"{file_range.location(number)}: invalid JSON at column {error.colno}: {error.msg}{hint}"
         ) from error
+    except (ValueError, RecursionError) as error:  # thousands of digits or brackets
+        raise JobError(
+            f"{file_range.location(number)}: JSON that cannot be read: {error}; correct or remove the line"
+        ) from error
     if not isinstance(row, dict):
         raise JobError(
             f"{file_range.location(number)}: a line must hold one JSON object with the columns, not a "
