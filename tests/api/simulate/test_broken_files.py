@@ -20,7 +20,8 @@ def test_trace_in_another_encoding_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "ledger", [b"\x80", b'{"time": 1.0}\n', b'{"event": "generation-ended", "generation": 1, "parts": {}, "steps": 3}\n']
+    "ledger",
+    [b"\x80", b'{"time": 1.0}\n', b'{"event": "generation-ended", "generation": 1, "parts": {}, "steps": 3}\n'],
 )
 def test_edited_ledger_is_an_error(tmp_path: Path, ledger: bytes) -> None:
     (tmp_path / "ledger.jsonl").write_bytes(ledger)

@@ -10,7 +10,9 @@ from spotune.errors import KubernetesError
 from tests.client.support.api_server import serving_cluster
 
 
-@pytest.mark.parametrize("body", ["<html>", "[]", "null", "[" * 5000, ""], ids=["html", "list", "null", "deep", "empty"])
+@pytest.mark.parametrize(
+    "body", ["<html>", "[]", "null", "[" * 5000, ""], ids=["html", "list", "null", "deep", "empty"]
+)
 def test_what_is_no_object_is_an_error_with_the_address(tmp_path: Path, body: str) -> None:
     with serving_cluster(lambda *_: (200, body), tmp_path) as cluster:
         with pytest.raises(KubernetesError, match=r"http://.* responded with something else than"):

@@ -14,7 +14,10 @@ HALF = "\ud800"
 
 def chat(arguments: str) -> dict[str, object]:
     call = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": arguments}}
-    return {"model": "tiny", "messages": [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "x"}]}
+    return {
+        "model": "tiny",
+        "messages": [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "x"}],
+    }
 
 
 @pytest.mark.parametrize("arguments", ["[" * 5000, '{"a":' * 5000], ids=["lists", "objects"])

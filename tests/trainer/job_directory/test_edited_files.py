@@ -17,7 +17,9 @@ from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.job_directory.status import read_status
 
 
-@pytest.mark.parametrize("content", [b"{", b"\x80", b"[" * 5000, b"[]", b'"x"'], ids=["cut", "bytes", "deep", "list", "text"])
+@pytest.mark.parametrize(
+    "content", [b"{", b"\x80", b"[" * 5000, b"[]", b'"x"'], ids=["cut", "bytes", "deep", "list", "text"]
+)
 def test_what_is_no_object_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "status.json").write_bytes(content)
     with pytest.raises(UnreadableFileError, match=r"status\.json is not"):

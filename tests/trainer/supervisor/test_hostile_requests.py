@@ -26,12 +26,16 @@ def test_request_gets_an_answer_of_a_client_error(request_bytes: bytes) -> None:
     read_request(request_bytes)
 
 
-@pytest.mark.parametrize("status", [b"{", b"\x80", b"{}", b'{"time": "x"}', b'{"time": 1, "step": "x", "workers": [3]}'])
+@pytest.mark.parametrize(
+    "status", [b"{", b"\x80", b"{}", b'{"time": "x"}', b'{"time": 1, "step": "x", "workers": [3]}']
+)
 def test_damaged_status_does_not_break_the_server(status: bytes) -> None:
     read_status_over_http(status)
 
 
-@pytest.mark.parametrize(("text", "is_one"), [("12", True), ("13", False), ("1" * 5000, False), ("-1", False), ("", False)])
+@pytest.mark.parametrize(
+    ("text", "is_one"), [("12", True), ("13", False), ("1" * 5000, False), ("-1", False), ("", False)]
+)
 def test_numbers_are_compared_before_they_are_converted(text: str, is_one: bool) -> None:  # noqa: FBT001
     assert is_number_up_to(text, 12) == is_one
 
