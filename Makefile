@@ -147,7 +147,7 @@ fuzz: $(READY) ## Random inputs for every parser of what others write, and docs/
 .PHONY: audit
 audit: $(READY) ## Known vulnerabilities of the pinned packages, by pip-audit and govulncheck (needs the internet: pypi.org and vuln.go.dev)
 	@failed=0; for pins in operator trainer serve; do \
-	  $(UV) tool run pip-audit==$(PIP_AUDIT) --disable-pip --require-hashes --requirement constraints/$$pins.txt || failed=1; done; \
+	  $(UV) tool run pip-audit==$(PIP_AUDIT) --strict --disable-pip --require-hashes --requirement constraints/$$pins.txt || failed=1; done; \
 	cd tests/cluster/binaries && go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK) ./... || failed=1; exit $$failed
 
 .PHONY: scale

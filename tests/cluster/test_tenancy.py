@@ -1,4 +1,4 @@
-"""Two teams on a real Kubernetes: pods of one namespace cannot reach a job of another, whatever they call themselves."""
+"""Two teams on a real Kubernetes: pods of one namespace cannot reach a job of another, whatever labels they have."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_jobs_of_one_name_differ_in_nothing_but_their_namespace() -> None:
 
 
 def test_only_the_job_itself_the_operator_and_prometheus_get_in() -> None:
-    """A peer without a namespaceSelector is within the policy's own namespace, whatever labels others give their pods."""
+    """A peer without a namespaceSelector is in the policy's own namespace, whatever labels others give their pods."""
     resolved = job_in("team-a")
     peers = [peer for rule in network_policy(resolved)["spec"]["ingress"] for peer in rule["from"]]
     within = [peer for peer in peers if "namespaceSelector" not in peer]

@@ -36,7 +36,7 @@ def test_damaged_status_does_not_break_the_server(status: bytes) -> None:
 @pytest.mark.parametrize(
     ("text", "is_one"), [("12", True), ("13", False), ("1" * 5000, False), ("-1", False), ("", False)]
 )
-def test_numbers_are_compared_before_they_are_converted(text: str, is_one: bool) -> None:  # noqa: FBT001
+def test_numbers_are_compared_before_they_are_converted(text: str, is_one: bool) -> None:
     assert is_number_up_to(text, 12) == is_one
 
 

@@ -210,6 +210,7 @@ def _read_arrow(file_range: FileRange, columns: Collection[str]) -> Iterator[tup
         with _open_arrow(file_range.file) as content:
             for batch in _arrow_batches(content):
                 selected = batch.select(sorted(columns))
+                selected.validate(full=True)  # a wrong offset would read other memory, or end the process
                 for start in range(0, selected.num_rows, _ROWS_PER_READ):
                     for row in selected.slice(start, _ROWS_PER_READ).to_pylist():
                         number += 1
