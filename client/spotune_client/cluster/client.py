@@ -72,8 +72,10 @@ class Cluster:
         query = {"limit": str(_PAGE), **parameters}
         while True:
             page = self._json("GET", path, query)
-            items, following = page.get("items") or [], (page.get("metadata") or {}).get("continue")
-            if "items" not in page or not isinstance(items, list) or (following and following == query.get("continue")):
+            items, metadata = page.get("items") or [], page.get("metadata") or {}
+            following = metadata.get("continue") if isinstance(metadata, dict) else None
+            repeats = bool(following) and following == query.get("continue")
+            if repeats or "items" not in page or not isinstance(items, list) or not isinstance(metadata, dict):
                 raise KubernetesError(f"{self.server}{path} responded with something else than a list of objects")
             found += items
             if not following:

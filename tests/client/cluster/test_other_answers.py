@@ -20,7 +20,13 @@ def test_what_is_no_object_is_an_error_with_the_address(tmp_path: Path, body: st
 
 
 @pytest.mark.parametrize(
-    "body", ['{"kind": "Status"}', '{"items": {"a": 1}}', '{"items": [], "metadata": {"continue": "again"}}']
+    "body",
+    [
+        '{"kind": "Status"}',
+        '{"items": {"a": 1}}',
+        '{"items": [], "metadata": {"continue": "again"}}',
+        '{"items": [], "metadata": true}',
+    ],
 )
 def test_list_without_items_or_without_an_end_is_an_error(tmp_path: Path, body: str) -> None:
     message = "something else than a list of objects"
