@@ -151,7 +151,9 @@ BODIES: dict[str, list[Any]] = {
 
 @cache
 def _gateway() -> GatewayClient:
-    return GatewayClient(load_model(Path(tempfile.mkdtemp()), messages="messages", chat=True), "ok")
+    client = GatewayClient(load_model(Path(tempfile.mkdtemp()), messages="messages", chat=True), "ok")
+    client.__enter__()  # one event loop for all requests: a new one for each was cancelled at times
+    return client
 
 
 def read_body(content: tuple[str, bytes, dict[str, str]]) -> None:
