@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from docs.wrapping import wrap_page
 from tests.fuzz.limits import BYTES, SECONDS
 from tests.fuzz.records import Record, seconds_of
 from tests.fuzz.target import Target
@@ -13,8 +14,8 @@ _HEAD = f"""# Fuzzing
 `make fuzz` writes this page. Do not edit it. The code is in [tests/fuzz](../tests/fuzz).
 
 Every parser that reads what others write gets random inputs, by
-[Hypothesis](https://hypothesis.readthedocs.io/). Most inputs are valid ones of which a few values or
-bytes are changed. Each input must give a value, or the documented error with a message that names
+[Hypothesis](https://hypothesis.readthedocs.io/). Most are valid ones with a few changed values or
+bytes. Each input must give a value, or the documented error with a message that names
 the file or field. Any other exception is a failure. So is an input that takes more than
 {SECONDS:.0f} s, or {BYTES >> 30} GiB of memory.
 
@@ -59,4 +60,4 @@ def write_page(records: Sequence[Record], targets: Sequence[Target]) -> str:
         "no record. What was found and mended is in the [changelog](../CHANGELOG.md), and has tests of its",
         "own.",
     ]
-    return _HEAD + "\n".join(lines) + "\n"
+    return wrap_page(_HEAD + "\n".join(lines) + "\n")
