@@ -18,8 +18,12 @@ RUN := runs/text-to-sql
 FAULT_RECORDS := benchmarks/results/faults.jsonl
 BUCKET_FAULT_RECORDS := benchmarks/results/bucket_faults.jsonl
 SERVING_FAULT_RECORDS := benchmarks/results/serving_faults.jsonl
+FUZZ_RECORDS := benchmarks/results/fuzz.jsonl
+PIP_AUDIT := 2.10.1
+GOVULNCHECK := v1.9.0
 SEEDS = $(or $(SEED),1-10)
 FAULTS ?= 20
+FUZZ_MINUTES ?= 60
 
 .PHONY: help
 help: ## Show this list
@@ -135,6 +139,17 @@ proof: $(READY) ## Play eighty schedules of kills and changes of the world size,
 .PHONY: proof-recovery
 proof-recovery: $(READY) ## Play recovery schedules without a record (SEEDS=101-300 JOBS=2), and write docs/proof-recovery.md (hours; goes on when killed)
 	$(BIN)/python -m tests.proof.recovery --seeds $(or $(SEEDS),101-300) --jobs $(or $(JOBS),2)
+
+.PHONY: fuzz
+fuzz: $(READY) ## Random inputs for every parser of what others write, and docs/fuzzing.md (FUZZ_MINUTES=60 for each of 20; goes on when killed, AGAIN=1 runs all)
+	@if [ -n "$(AGAIN)" ]; then rm -f $(FUZZ_RECORDS); fi
+	$(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES) --records $(FUZZ_RECORDS) --output docs/fuzzing.md
+
+.PHONY: audit
+audit: $(READY) ## Known vulnerabilities of the pinned packages, by pip-audit and govulncheck (needs the internet: pypi.org and vuln.go.dev)
+	@failed=0; for pins in operator trainer serve; do \
+	  $(UV) tool run pip-audit==$(PIP_AUDIT) --strict --disable-pip --require-hashes --requirement constraints/$$pins.txt || failed=1; done; \
+	cd tests/cluster/binaries && go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK) ./... || failed=1; exit $$failed
 
 .PHONY: scale
 scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, written to benchmarks/results/scale.json (half an hour)

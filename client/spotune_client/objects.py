@@ -100,7 +100,7 @@ class Stored(Generic[M, S]):
             JobError: The status does not fit this version of spotune.
         """
         try:
-            return self._status.model_validate(dict(status_of(self.raw)))  # type: ignore[return-value] # as above
+            return self._status.model_validate(status_of(self.raw))  # type: ignore[return-value] # as above
         except ValidationError as error:
             raise JobError(f"{self.name} has a status that this version of spotune cannot read: {error}") from error
 

@@ -49,7 +49,7 @@ def parse_prices(text: str) -> Sequence[NodePrice]:
         return ()
     try:
         entries = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"prices: invalid JSON: {error}") from error
     if not isinstance(entries, list):
         raise UsageError("prices: expected a list of prices, each with labels and price")

@@ -8,7 +8,7 @@ import pytest
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 MODULE = Path(__file__).parent / "binaries"
-OUR_OWN = ("./coredns", "./gpuplugin", "./networkpolicy", "./provisioner")
+OUR_OWN = ("./coredns", "./gpuplugin", "./networkpolicy", "./podsecurity", "./provisioner")
 
 
 def _go(*arguments: str) -> str:

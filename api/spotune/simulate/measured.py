@@ -27,14 +27,22 @@ def read_timings(directory: Path, base: Timings, option: str = "--measured") -> 
         option: The option that names the directory, for messages.
 
     Raises:
-        UsageError: There is no ledger, or it contains no ended worker group with at least one step.
+        UsageError: There is no ledger, it was edited, or it contains no ended worker group with at least one step.
     """
     file = directory / "ledger.jsonl"
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UsageError(f"{option} {directory}: cannot read the run's ledger: {error.strerror}.") from error
-    measured = timings_from_ledger([record for line in lines if (record := parse_record(line)) is not None], base)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: is not a ledger: {error}.") from error
+    records = [record for line in lines if (record := parse_record(line)) is not None]
+    try:
+        measured = timings_from_ledger(records, base)
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UsageError(
+            f"{file}: was edited, or written by another version of spotune: {type(error).__name__}: {error}."
+        ) from error
     if not measured.step:
         raise UsageError(
             f"{option} {directory}: no worker group of this run has completed a step and ended yet. Wait for one, or "
@@ -47,7 +55,7 @@ def parse_record(line: str) -> Record | None:
     """A line of the ledger; None for an incomplete line."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 

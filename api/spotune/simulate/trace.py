@@ -47,6 +47,8 @@ def read_trace(file: Path) -> Trace:
             points = [_point(file, rows.line_num, row) for row in rows]
     except OSError as error:
         raise UsageError(f"{file}: cannot read the file: {error.strerror}.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"{file}: is not a CSV file in UTF-8: {error}.") from error
     times = [seconds for seconds, _ in points]
     if len(points) < 2 or times[0] != 0 or any(later <= earlier for earlier, later in pairwise(times)):
         raise UsageError(f"{file}: expected two lines or more, the first at 0 seconds, each later than the one before.")

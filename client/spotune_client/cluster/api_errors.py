@@ -57,7 +57,7 @@ def status_message(body: str) -> str:
     """The message of a ``v1.Status`` in JSON, or the text itself (500 characters at most) if it is not one."""
     try:
         message = json.loads(body)["message"]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         message = " ".join(body.split())[:500]
     return str(message).rstrip(".") or "no reason is given"
 

@@ -10,6 +10,7 @@ from urllib.parse import quote, urlencode
 import urllib3
 from kubernetes.client import ApiClient
 
+from spotune.errors import KubernetesError
 from spotune_client.cluster.api_errors import error_from_response, unreachable_error
 from spotune_client.cluster.pod_stream import PodConnection, open_connection
 
@@ -71,11 +72,15 @@ class Cluster:
         query = {"limit": str(_PAGE), **parameters}
         while True:
             page = self._json("GET", path, query)
-            found += page["items"]
-            following = page["metadata"].get("continue")
+            items, metadata = page.get("items") or [], page.get("metadata") or {}
+            following = metadata.get("continue") if isinstance(metadata, dict) else None
+            repeats = bool(following) and following == query.get("continue")
+            if repeats or "items" not in page or not isinstance(items, list) or not isinstance(metadata, dict):
+                raise KubernetesError(f"{self.server}{path} responded with something else than a list of objects")
+            found += items
             if not following:
                 return found
-            query["continue"] = following
+            query["continue"] = str(following)
 
     def create(self, path: str, manifest: Manifest) -> Manifest:
         """Create an object; raises as ``get`` does."""
@@ -140,9 +145,13 @@ class Cluster:
     ) -> Manifest:
         response = self._request(method, path, parameters, body, kind, read_seconds=_RESPONSE_SECONDS)
         try:
-            found: Manifest = json.loads(response.read())
+            found = json.loads(response.read())
         except urllib3.exceptions.HTTPError as error:
             raise unreachable_error(self.server, error) from error
+        except (ValueError, RecursionError) as error:
+            raise KubernetesError(f"{self.server}{path} responded with something else than JSON: {error}") from error
+        if not isinstance(found, dict):
+            raise KubernetesError(f"{self.server}{path} responded with something else than an object")
         return found
 
     def _request(

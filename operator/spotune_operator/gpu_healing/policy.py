@@ -64,7 +64,7 @@ def healing_of(node: NodeView) -> Healing | None:
         found = Healing(**json.loads(node.annotations.get(GPU_HEALING, "null")))
         times = [unix_time(text) for text in (found.since, found.at, found.healed)]
         is_ours = times[0] is not None and {found.step, found.tried} <= {None, *GPU_HEALING_STEPS} and found.gpus > 0
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
     return found if is_ours else None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.alias_generators import to_camel
 
 from spotune.errors import UsageError
@@ -102,7 +102,7 @@ def parse_targets(text: str) -> list[Target]:
     except ValidationError as error:
         problems = [f"notifications{_place(found['loc'])}: {found['msg']}" for found in error.errors()]
         raise UsageError("; ".join(problems)) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UsageError(f"notifications: SPOTUNE_OPERATOR_NOTIFICATIONS is not JSON: {error}") from error
 
 

@@ -139,6 +139,6 @@ def _parameters(text: str) -> Mapping[str, Any] | None:
     """The mapping in a JSON text; None if it has none."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -153,6 +153,7 @@ class ServedModel:
         Raises:
             ApiError: the prompt is empty or too long.
         """
+        _check_characters(prompt)
         return self.check_length(encode_for_inference(self.tokenizer, self.manifest, [prompt])[0], "row")
 
     def encode_text(self, text: str) -> list[int]:
@@ -239,12 +240,14 @@ class ServedModel:
         return self.max_sequence_length - (1 if self.is_encoder_decoder else len(prompt))
 
     def _encode(self, text: str) -> list[int]:
+        _check_characters(text)
         return encode_prompts(self.tokenizer, "seq2seq" if self.is_encoder_decoder else "causal", [text])[0]
 
     def _encode_rendered(self, text: str) -> list[int]:
         """A rendered chat already has its special tokens; an encoder's input ends as in training."""
         if self.is_encoder_decoder:
             return self._encode(text)
+        _check_characters(text)
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
@@ -255,6 +258,19 @@ class ServedModel:
                 "/v1/predict, or a whole prompt to /v1/completions."
             )
         return "This model has no chat template. Send a prompt to /v1/completions."
+
+
+def _check_characters(text: str) -> None:
+    """JSON can write half a character, which no tokenizer takes.
+
+    Raises:
+        ApiError: the text has one.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        message = f"The prompt has half a character, \\u{ord(text[error.start]):x}: send the whole character."
+        raise ApiError(400, message) from error
 
 
 def _load_config_and_tokenizer(directory: Path) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:

@@ -89,7 +89,7 @@ def _parse(block: str) -> ParsedCall | None:
     """A block with its tags; None if it is not a call."""
     try:
         value = json.loads(block[len(_OPEN) : -len(_CLOSE)])
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None

@@ -43,7 +43,8 @@ WRITERS = "writers"
 def link_of(directory: JobDirectory) -> Link | None:
     """The bucket of a directory; None if the directory itself is the storage."""
     value = files.read_json(directory.bucket)
-    return Link(value["url"], value["writer"]) if value else None
+    with files.reading(directory.bucket):
+        return Link(str(value["url"]), value["writer"]) if value else None
 
 
 def put_link(directory: JobDirectory, link: Link) -> None:

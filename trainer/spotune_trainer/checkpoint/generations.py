@@ -113,8 +113,9 @@ def claim(directory: JobDirectory, restored: CheckpointName | None) -> Generatio
 
 def last_logged_step(directory: JobDirectory, generation: int, first_step: int) -> int:
     """The last step that a generation logged; `first_step` if it logged none."""
-    lines = files.read_lines(directory.generation_logs(generation).steps)
-    return max((line["step"] for line in lines), default=first_step)
+    path = directory.generation_logs(generation).steps
+    with files.reading(path):
+        return max((int(line["step"]) for line in files.read_lines(path)), default=first_step)
 
 
 def steps_lost_after(directory: JobDirectory, step: int) -> int:
@@ -177,10 +178,11 @@ def steps_after(directory: JobDirectory, after: int) -> list[dict[str, Any]]:
     last: int | None = None  # of the current generation that counts; None: all of them
     while current is not None and (last is None or last > after):
         logs = directory.generation_logs(current.number)
-        steps = [line for line in files.read_lines(logs.steps) if last is None or line["step"] <= last]
-        records[:0] = [line for line in steps if line["step"] > after]
-        # A program with checkpoints of its own may begin before the one that its generation started from.
-        last = min([current.first_step, *(line["step"] - 1 for line in steps)])
+        with files.reading(logs.steps):
+            steps = [line for line in files.read_lines(logs.steps) if last is None or line["step"] <= last]
+            records[:0] = [line for line in steps if line["step"] > after]
+            # A program with checkpoints of its own may begin before the one that its generation started from.
+            last = min([current.first_step, *(line["step"] - 1 for line in steps)])
         current = by_number.get(current.restored.generation) if current.restored else None
     return records
 
@@ -189,8 +191,12 @@ def _read(path: Path) -> Generation:
     value = files.read_json(path / _RESTORED)
     if value is None:
         raise ValueError(f"{path} has no {_RESTORED}: spotune did not make this folder")
-    name = value["checkpoint"]
-    return Generation(int(path.name), CheckpointName.parse(name) if name else None)
+    with files.reading(path / _RESTORED):
+        name, number = value["checkpoint"], int(path.name)
+        restored = CheckpointName.parse(name) if name else None
+        if restored is not None and restored.generation >= number:  # following it would never end
+            raise ValueError(f"generation {number} cannot start from a checkpoint of generation {restored.generation}")
+        return Generation(number, restored)
 
 
 def _to_json(generation: Generation) -> dict[str, Any]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel, to_snake
 
 from spotune_trainer import files
@@ -23,6 +25,19 @@ from spotune_trainer.checkpoint.memory.segment import Label
 MANIFEST = "manifest.json"
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8})\.gen-(\d+)")
+_MAX_TIME = 253402300799.0
+"""The last second of the year 9999."""
+
+
+def _inside(name: str) -> str:
+    if not files.is_inner_path(name):
+        raise ValueError(f"{name!r} is not the name of a file in the folder of a checkpoint")
+    return name
+
+
+Size = Annotated[int, Field(ge=0, lt=1 << 63)]
+FileName = Annotated[str, AfterValidator(_inside)]
+"""Name of a file below the folder of a checkpoint, never of one elsewhere."""
 
 
 @dataclass(frozen=True, order=True)
@@ -52,8 +67,10 @@ class CheckpointName:
 class FileEntry:
     """A file: name, size in bytes, and XXH3-64 of its content in hex."""
 
-    name: str
-    size: int
+    __pydantic_config__ = ConfigDict(extra="forbid")  # for `Manifest.from_json`
+
+    name: FileName
+    size: Size
     xxh3: str
 
 
@@ -79,6 +96,8 @@ class Manifest:
         is_output: whether it is the model of a program that has checkpoints of its own.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # for `from_json`
+
     step: int
     generation: int
     optimizer_step: int
@@ -86,9 +105,9 @@ class Manifest:
     plan_version: int
     world_size: int
     zero_stage: int
-    time: float
+    time: Annotated[float, Field(ge=0, le=_MAX_TIME)]
     files: tuple[FileEntry, ...]
-    parameters: dict[str, tuple[int, ...]]
+    parameters: dict[str, tuple[Size, ...]]
     bad_steps: int = 0
     loss_scale: dict[str, int | float] | None = None
     evaluations: tuple[Evaluation, ...] = ()
@@ -117,12 +136,18 @@ class Manifest:
         if version != FORMAT:
             raise ValueError(f"manifest of format {version}, this version reads format {FORMAT}")
         try:
-            fields["files"] = tuple(FileEntry(**entry) for entry in fields["files"])
             fields["evaluations"] = tuple(map(Evaluation.from_json, fields.get("evaluations", ())))
-            fields["parameters"] = {name: tuple(shape) for name, shape in fields["parameters"].items()}
-            return cls(**fields)
-        except (KeyError, TypeError) as error:
+            return _validator().validate_python(fields)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ValueError(f"not a manifest: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a manifest: {error}") from error
+
+
+@cache
+def _validator() -> TypeAdapter[Manifest]:
+    return TypeAdapter(Manifest)
 
 
 def newest_complete(checkpoints: Path, generation: int, names: Iterable[str]) -> str | None:

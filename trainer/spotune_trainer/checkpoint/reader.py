@@ -11,6 +11,7 @@ worker group can share the work and hash each byte once.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import threading
@@ -22,7 +23,6 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -303,7 +303,11 @@ def _read_state(checkpoint: Checkpoint, state: str) -> dict[str, Tensor]:
     reader = CheckpointReader(checkpoint)
     parameters: dict[str, Tensor] = {}
     for name, shape in checkpoint.manifest.parameters.items():
-        flat = torch.empty(int(np.prod(shape, dtype=np.int64)), dtype=torch.float32)
+        elements = math.prod(shape)
+        if elements * _ELEMENT_BYTES > checkpoint.bytes:  # before memory is allocated for them
+            reason = f"{name} has the shape {list(shape)}, more than all files of the checkpoint"
+            raise CorruptCheckpointError(str(checkpoint.name), reason)
+        flat = torch.empty(elements, dtype=torch.float32)
         reader.read(name, state, 0, flat)
         parameters[name] = flat.view(shape)
     return parameters

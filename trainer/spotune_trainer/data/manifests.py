@@ -30,13 +30,19 @@ def parse_manifest(content: bytes, place: str) -> Manifest | None:
     """The manifest with this content; None if it is that of another tool.
 
     Raises:
-        JobError: it is not JSON; the message names `place`.
+        JobError: it is not JSON, or has other options than `spotune shard` writes; the message names `place`.
     """
     try:
         manifest = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise JobError(f"{place} is not JSON ({error}): write the shards again with `spotune shard`") from error
-    return manifest if isinstance(manifest, dict) and "tokenizerHash" in manifest else None
+    if not isinstance(manifest, dict) or "tokenizerHash" not in manifest:
+        return None
+    options = manifest.get("options", {})
+    text = options.get("text", {}) if isinstance(options, dict) else None
+    if not isinstance(text, dict) or not isinstance(text.get("labels", []), list):
+        raise JobError(f"{place} has no valid options: write the shards again with `spotune shard`")
+    return manifest
 
 
 def check_agreement(manifests: Mapping[str, Manifest | None]) -> None:
@@ -76,10 +82,12 @@ def check_label_names(manifest: Manifest | None, source: str, labels: Sequence[s
     Raises:
         JobError: they have other labels, or the same in another order.
     """
-    found = manifest["options"]["text"].get("labels", []) if manifest is not None else labels
+    text = manifest.get("options", {}).get("text", {}) if manifest is not None else {"labels": labels}
+    found = text.get("labels", [])
     if list(found) != list(labels):
+        written = ", ".join(map(str, found)) or "none"
         raise JobError(
-            f"dataset.labels: the shards {source} were written with the labels {', '.join(found) or 'none'}, and the "
+            f"dataset.labels: the shards {source} were written with the labels {written}, and the "
             f"job has {', '.join(labels) or 'none'}: use the same labels in the same order, or write the shards again"
         )
 

@@ -25,10 +25,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from streaming.base.format.mds import MDSReader
+from streaming.base.format.mds.encodings import is_mds_encoding
 
 from spotune.errors import DataError, JobError
 from spotune_trainer.data.cache import FileSource, ShardCache, find_damage
 from spotune_trainer.data.stores.failures import is_for_the_user
+from spotune_trainer.files import is_inner_path
 
 INDEX = "index.json"
 
@@ -37,6 +39,10 @@ MAX_OPEN_SHARDS = 64
 MAX_PREFETCHED_SHARDS = 16
 """Shards that are fetched, or being fetched, and not read yet."""
 _PREFETCH_THREADS = 2
+_MAX_SHARD_BYTES = 1 << 32
+"""Offsets in a shard have 32 bits."""
+_UINT32 = 4
+"""Bytes of an offset."""
 
 
 class ShardedDataset:
@@ -181,6 +187,7 @@ class _OpenShard:
     """
 
     def __init__(self, path: Path, reader: MDSReader) -> None:
+        self._path = path
         self._reader = reader
         with path.open("rb") as stream:
             size = path.stat().st_size
@@ -191,8 +198,14 @@ class _OpenShard:
         self._offsets = [] if self.damage else np.frombuffer(self._data, np.uint32, reader.samples + 1, 4).tolist()
 
     def __getitem__(self, position: int) -> dict[str, Any]:
-        sample = self._data[self._offsets[position] : self._offsets[position + 1]]
-        decoded: dict[str, Any] = self._reader.decode_sample(sample)
+        try:
+            sample = self._data[self._offsets[position] : self._offsets[position + 1]]
+            decoded: dict[str, Any] = self._reader.decode_sample(sample)
+        except Exception as error:  # the decoders of many libraries raise whatever they like
+            raise DataError(
+                f"sample {position} of the shard {self._path} cannot be decoded ({type(error).__name__}: {error}). "
+                "Write the dataset again with `spotune shard`."
+            ) from error
         return decoded
 
 
@@ -245,18 +258,49 @@ def _parse_index(source: str, index: bytes) -> list[MDSReader]:
     try:
         content = json.loads(index)
         shards = [shard for shard in content["shards"] if shard["samples"] > 0]
-        foreign = {shard["format"] for shard in shards} - {"mds"}
+        foreign = {str(shard["format"]) for shard in shards} - {"mds"}
         if content["version"] != 2 or foreign:
             raise JobError(f"{place} is not in MDS version 2 (found {', '.join(foreign) or content['version']})")
         readers = [MDSReader.from_json("", "", shard) for shard in shards]
         for reader in readers:
-            reader.validate(allow_unsafe_types=False)
-    except (ValueError, KeyError, TypeError) as error:
+            _check_reader(reader)
+    except (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError) as error:
         raise JobError(f"{place} cannot be read: {error}. Write the dataset again with `spotune shard`.") from error
     if not readers:
         raise JobError(f"{source} has no samples")
     _check_columns(place, readers)
     return readers
+
+
+def _check_reader(reader: MDSReader) -> None:
+    """Check the entry of a shard. The index may be anybody's, and streaming checks next to nothing of it.
+
+    Raises:
+        ValueError, TypeError, AttributeError: the entry is invalid.
+    """
+    # Streaming's types promise what nothing has checked.
+    names: Sequence[Any] = reader.column_names
+    encodings: Sequence[Any] = reader.column_encodings
+    sizes: Sequence[Any] = reader.column_sizes
+    num_samples: Any = reader.samples
+    if not len(names) == len(encodings) == len(sizes):
+        raise ValueError(f"{len(names)} columns have {len(encodings)} encodings and {len(sizes)} sizes")
+    for name, encoding, size in zip(names, encodings, sizes, strict=True):
+        if not (isinstance(name, str) and isinstance(encoding, str) and is_mds_encoding(encoding)):
+            raise ValueError(f"the column {name!r:.50} has the unknown encoding {encoding!r:.50}")
+        if size is not None and not (isinstance(size, int) and 0 <= size < _MAX_SHARD_BYTES):
+            raise ValueError(f"the column {name!r:.50} has the size {size!r:.50}")
+    reader.validate(allow_unsafe_types=False)
+    for file in filter(None, (reader.raw_data, reader.zip_data)):
+        # Without this, a downloaded shard could replace any file that the trainer may write to.
+        if not is_inner_path(file.basename):
+            raise ValueError(f"{file.basename!r:.100} is not the name of a file in the folder of the index")
+        num_bytes: Any = file.bytes
+        hashes: Any = file.hashes
+        if not isinstance(num_bytes, int) or not isinstance(hashes, dict):
+            raise TypeError(f"{file.basename!r:.100} has no size or no hashes")
+    if not isinstance(num_samples, int) or _UINT32 * (num_samples + 2) > reader.raw_data.bytes:
+        raise ValueError(f"{reader.raw_data.basename} cannot hold {num_samples!r:.50} samples in its size")
 
 
 def _check_columns(place: str, readers: Iterable[MDSReader]) -> None:

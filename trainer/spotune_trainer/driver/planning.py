@@ -65,10 +65,11 @@ def plan_run(
     datasets = open_datasets(job, directory)
     value = files.read_json(directory.plan)
     job_fingerprint = fingerprint(job)
-    if value is None or (checkpoint is None and value["fingerprint"] != job_fingerprint):
+    if value is None or (checkpoint is None and value.get("fingerprint") != job_fingerprint):
         plan = _resolve(job, datasets, job_fingerprint, worker_memory_bytes())
     else:
-        plan = RunPlan.from_json(value)
+        with files.reading(directory.plan):
+            plan = RunPlan.from_json(value)
         _check_fingerprint(plan, job_fingerprint, directory)
         plan.check_data(datasets.index_hashes)
         plan = plan.apply_execution(job.spec.execution, checkpoint.name.step if checkpoint else 0)
@@ -89,7 +90,8 @@ def _plan_of_user_code(job: FinetuneJob, directory: JobDirectory, checkpoint: Ch
     code = _read_code(job, directory)
     value, job_fingerprint = files.read_json(directory.plan), fingerprint(job)
     if value is not None and checkpoint is not None:
-        plan = RunPlan.from_json(value)
+        with files.reading(directory.plan):
+            plan = RunPlan.from_json(value)
         _check_fingerprint(plan, job_fingerprint, directory)
         if plan.code != code:
             plan = replace(plan, code=code)

@@ -25,7 +25,7 @@ def is_trained(directory: JobDirectory, job: FinetuneJob) -> bool:
 def has_finished(directory: JobDirectory) -> bool:
     """Whether a driver has trained the directory's job to its end and recorded `finished` in the ledger."""
     job, result = job_of(directory), files.read_json(directory.result) or {}
-    recorded = any(record["step"] == result.get("steps") for record in Ledger(directory).records("finished"))
+    recorded = any(record.get("step") == result.get("steps") for record in Ledger(directory).records("finished"))
     return recorded and job is not None and is_trained(directory, job)
 
 

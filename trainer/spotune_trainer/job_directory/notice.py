@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from spotune.errors import StoppedError
 from spotune.resize.times import seconds_before_deadline
@@ -72,10 +71,42 @@ def write_notice(
     files.write_json(path, {**notice, "commitWithin": commit_within_seconds})
 
 
+@dataclass(frozen=True)
+class Notice:
+    """A notice as it was written; times are Unix times. `deadline` None: there is none."""
+
+    time: float
+    deadline: float | None
+    stop: bool
+    leave: bool
+    reason: str
+    commit_within: float
+
+
+def read_notice(path: Path) -> Notice | None:
+    """The notice in a file; None if there is none.
+
+    Raises:
+        UnreadableFileError: the file was edited, or is damaged.
+    """
+    value = files.read_json(path)
+    if value is None:
+        return None
+    with files.reading(path):
+        return Notice(
+            time=float(value["time"]),
+            deadline=None if value["deadline"] is None else float(value["deadline"]),
+            stop=bool(value["stop"]),
+            leave=bool(value.get("leave")),
+            reason=str(value["reason"]),
+            commit_within=float(value.get("commitWithin") or 0.0),
+        )
+
+
 def is_stop_requested(directory: JobDirectory) -> bool:
     """Whether a notice asks the workers of the job to commit and end the run."""
-    notice = files.read_json(directory.notice)
-    return notice is not None and bool(notice["stop"])
+    notice = read_notice(directory.notice)
+    return notice is not None and notice.stop
 
 
 def raise_if_stopped(directory: JobDirectory) -> None:
@@ -145,24 +176,24 @@ class NoticeWatch:
             flags |= Flags(commit=True, notice=True, leave=True)
         return flags
 
-    def _new(self) -> Iterator[dict[str, Any]]:
+    def _new(self) -> Iterator[Notice]:
         for path in self._paths:
-            notice = files.read_json(path)
-            if notice is not None and notice["time"] != self._handled.get(path):
-                self._handled[path] = notice["time"]
+            notice = read_notice(path)
+            if notice is not None and notice.time != self._handled.get(path):
+                self._handled[path] = notice.time
                 yield notice
 
-    def _answer(self, notice: dict[str, Any], needed: float) -> Flags:
-        stop, leave = bool(notice["stop"]), bool(notice.get("leave"))
-        left = notice["deadline"] - self._now() if notice["deadline"] is not None else math.inf
-        if leave and not stop and left == math.inf and (within := notice.get("commitWithin")):
-            self._leave_with_commit_until = notice["time"] + within
+    def _answer(self, notice: Notice, needed: float) -> Flags:
+        stop, leave = notice.stop, notice.leave
+        left = notice.deadline - self._now() if notice.deadline is not None else math.inf
+        if leave and not stop and left == math.inf and notice.commit_within:
+            self._leave_with_commit_until = notice.time + notice.commit_within
             return Flags(notice=True)
         if stop or (leave and left == math.inf):
             return Flags(commit=True, notice=True, stop=stop, leave=leave)
         if left < needed:
-            logger.warning("%s: a commit takes %.0f s and does not fit into %.0f s", notice["reason"], needed, left)
+            logger.warning("%s: a commit takes %.0f s and does not fit into %.0f s", notice.reason, needed, left)
             return Flags(notice=True)
         if leave:
-            self._leave_until = notice["deadline"]
+            self._leave_until = notice.deadline
         return Flags(commit=True, notice=True)

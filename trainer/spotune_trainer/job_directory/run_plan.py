@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import platform
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
+from pydantic import ConfigDict, TypeAdapter
 from pydantic.alias_generators import to_camel, to_snake
 
 from spotune.errors import JobError
@@ -55,6 +57,8 @@ class RunPlan:
         changes: later changes, each with the first step that it applies to.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # for `from_json`
+
     version: int
     fingerprint: str
     zero_stage: int
@@ -83,9 +87,12 @@ class RunPlan:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> RunPlan:
-        """Inverse of `to_json`; fields that older plans lack get their defaults."""
-        fields = {to_snake(name): entry for name, entry in value.items()}
-        return cls(**{**fields, "changes": tuple(fields["changes"])})
+        """Inverse of `to_json`; fields that older plans lack get their defaults.
+
+        Raises:
+            ValueError: a field is missing, not known, or of another type.
+        """
+        return _validator().validate_python({to_snake(name): entry for name, entry in value.items()})
 
     def change(self, step: int, **values: Any) -> RunPlan:
         """The plan with new values from `step` on, and a record of them; the same plan if nothing changes."""
@@ -163,6 +170,11 @@ class RunPlan:
                     f"dataset.{role}: its index.json changed since the run began ({digest[:12]} then, "
                     f"{(data.get(role) or 'missing')[:12]} now); put the data back, or start a new run elsewhere"
                 )
+
+
+@cache
+def _validator() -> TypeAdapter[RunPlan]:
+    return TypeAdapter(RunPlan)
 
 
 def requested(execution: ExecutionSpec) -> dict[str, Any]:

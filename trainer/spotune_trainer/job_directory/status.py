@@ -46,11 +46,12 @@ def read_status(directory: JobDirectory) -> dict[str, Any] | None:
     On a full volume the driver cannot write this problem to the status, so it is determined here.
 
     Raises:
-        OSError, ValueError: the volume is unavailable, or the file is damaged.
+        OSError, UnreadableFileError: the volume is unavailable, or the file is damaged.
     """
     status: dict[str, Any] | None = files.read_json(directory.status)
     if status is not None:
-        status["ageSeconds"] = round(max(0.0, time.time() - status["time"]), 3)
+        with files.reading(directory.status):
+            status["ageSeconds"] = round(max(0.0, time.time() - status["time"]), 3)
         status["checkpointProblem"] = _full_volume_message(directory.root) or status.get("checkpointProblem")
     return status
 

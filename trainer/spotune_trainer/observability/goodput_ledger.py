@@ -13,7 +13,7 @@ from typing import Any
 from spotune.goodput import Part, goodput
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import steps_after
-from spotune_trainer.files import LineReader
+from spotune_trainer.job_directory.events import EventReader
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.observability.goodput import TIMELINE_EVENTS, generation_parts, measured_parts, time_breakdown
@@ -27,7 +27,8 @@ class GoodputMeter:
     """
 
     def __init__(self, directory: JobDirectory) -> None:
-        self._reader = LineReader(directory.ledger)
+        self._reader = EventReader(directory.ledger)
+        self._directory = directory
         self._events: list[dict[str, Any]] = []
         self._breakdown = time_breakdown([])
 
@@ -41,12 +42,16 @@ class GoodputMeter:
         new_events = [event for event in self._reader.read() if event["event"] in TIMELINE_EVENTS]
         if new_events:
             self._events += new_events
-            self._breakdown = time_breakdown(self._events)
-        breakdown, measured, current_part = self._breakdown, {}, None
-        if progress is not None and breakdown.running_generation is not None and breakdown.open_since is not None:
-            measured = measured_parts(progress, breakdown.open_since / 1000)
-            current_part = Part(progress["part"])
-        seconds = breakdown.seconds(now, measured, current_part)
+            with files.reading(self._reader.path):
+                self._breakdown = time_breakdown(self._events)
+        breakdown = self._breakdown
+        generation = breakdown.running_generation
+        if progress is None or generation is None or breakdown.open_since is None:
+            seconds = breakdown.seconds(now)
+        else:
+            with files.reading(self._directory.generation_logs(generation).progress):
+                measured = measured_parts(progress, breakdown.open_since / 1000)
+                seconds = breakdown.seconds(now, measured, Part(progress["part"]))
         share = goodput(seconds)
         return {
             "goodput": None if share is None else round(share, 4),
@@ -70,7 +75,8 @@ def record_generation_ended(
     started = start["time"]
     logs = directory.generation_logs(generation)
     steps = list(files.read_lines(logs.steps))
-    productive = sum(step.get("productiveSeconds", 0.0) for step in steps)
+    with files.reading(logs.steps):
+        productive = sum(float(step.get("productiveSeconds", 0.0)) for step in steps)
     seconds = round(max(0.0, ended - started), 3)
     ledger.append(
         "generation-ended",

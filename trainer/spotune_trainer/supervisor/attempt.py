@@ -9,7 +9,7 @@ from typing import Any
 
 from spotune.job import RetrySpec
 from spotune_trainer import files
-from spotune_trainer.files import LineReader
+from spotune_trainer.job_directory.events import EventReader
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.observability.logs.event_messages import event_message, startup_message
 from spotune_trainer.supervisor.console import View
@@ -125,7 +125,7 @@ class RunWatch:
         self._view = view
         self._hang_margin = hang_margin
         self._show_startup = verbose
-        self._events = LineReader(directory.ledger)
+        self._events = EventReader(directory.ledger)
         self.status: dict[str, Any] = {}
         self.highest_step = 0
         self.startup_seconds: dict[str, float] = {}

@@ -19,6 +19,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qsl, urlsplit
 
+from spotune_trainer.files import UnreadableFileError
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.status import read_status
 
@@ -28,6 +29,7 @@ _IDLE_TIMEOUT_SECONDS = 60
 """A connection is closed after this time without a request, or without progress in sending."""
 _MAX_BODY_BYTES = 4096
 _MAX_DISCARDED_BLOCKS = 256
+_MAX_COUNT = 1 << 63
 _GAUGES = {
     "step": ("step", "Optimizer steps done."),
     "totalSteps": ("total_steps", "Optimizer steps of the whole run."),
@@ -151,7 +153,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             response = handler(dict(parse_qsl(url.query)))
-        except OSError as error:  # the volume is unavailable
+        except (OSError, UnreadableFileError) as error:  # the volume is unavailable, or the status is damaged
             response = Response(HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain", f"{error}\n")
         if isinstance(response, Response):
             self._send(response)
@@ -166,7 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
         if handler is None:
             self._send_unknown(path, self.get_routes, "GET")
             self._discard_body()
-        elif "Transfer-Encoding" in self.headers or not length.isdecimal() or int(length) > _MAX_BODY_BYTES:
+        elif "Transfer-Encoding" in self.headers or not is_number_up_to(length, _MAX_BODY_BYTES):
             reason = f"send a body with a Content-Length of at most {_MAX_BODY_BYTES} bytes\n"
             self._send(Response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "text/plain", reason))
             self._discard_body()
@@ -192,7 +194,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(Response(HTTPStatus.NOT_FOUND, "text/plain", f"unknown path; available: {known}\n"))
 
     def _send(self, response: Response, allow: str = "") -> None:
-        content = response.body.encode()
+        content = response.body.encode(errors="replace")
         self.send_response(response.status)
         self.send_header("Content-Type", f"{response.content_type}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
@@ -212,7 +214,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         with suppress(ConnectionError, TimeoutError):  # the client has closed the connection
             for text in response.parts(self._client_is_connected):
-                content = text.encode()
+                content = text.encode(errors="replace")
                 self.wfile.write(b"%x\r\n%b\r\n" % (len(content), content) if chunked else content)
             if chunked:
                 self.wfile.write(b"0\r\n\r\n")
@@ -229,6 +231,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
         """Log nothing for requests."""
+
+
+def is_number_up_to(text: str, most: int) -> bool:
+    """Whether a text is a whole number up to `most`. Python refuses to convert thousands of digits."""
+    return text.isdecimal() and len(text) <= len(str(most)) and int(text) <= most
 
 
 def _progress_response(status: dict[str, Any] | None) -> Response:
@@ -250,30 +257,44 @@ def _metrics_response(status: dict[str, Any] | None) -> Response:
 
 
 def metrics_lines(status: Mapping[str, Any]) -> Iterator[str]:
-    """Lines in Prometheus' text format for a status with `ageSeconds`; unknown values are omitted."""
+    """Lines in Prometheus' text format for a status with `ageSeconds`; what is unknown or no number is omitted."""
     for field, (name, meaning) in _GAUGES.items():
         yield from _metric(name, "gauge", meaning, {"": status.get(field)})
-    scores = {f'{{metric="{metric}"}}': score for metric, score in (status.get("evalScores") or {}).items()}
+    scores = _labelled("metric", status.get("evalScores"))
     yield from _metric("eval_score", "gauge", "Scores of the last evaluation's answers.", scores)
     yield from _metric("status_age_seconds", "gauge", "Age of this status.", {"": status.get("ageSeconds")})
-    checkpoint = status.get("lastCheckpoint") or {}
+    checkpoint = _mapping(status.get("lastCheckpoint"))
     yield from _metric("checkpoint_step", "gauge", "Step of the last commit.", {"": checkpoint.get("step")})
     yield from _metric(
         "checkpoint_timestamp_seconds", "gauge", "Unix time of the last commit.", {"": checkpoint.get("time")}
     )
-    workers = {f'{{state="{state}"}}': count for state, count in (status.get("workers") or {}).items()}
+    workers = _labelled("state", status.get("workers"))
     yield from _metric("workers", "gauge", "Workers running and desired.", workers)
-    restarts = {f'{{cause="{cause}"}}': count for cause, count in (status.get("restarts") or {}).items()}
+    restarts = _labelled("cause", status.get("restarts"))
     yield from _metric("restarts_total", "counter", "Ends of worker groups and drivers by cause.", restarts)
     yield from _metric("steps_lost_total", "counter", "Steps trained and then lost.", {"": status.get("stepsLost")})
-    parts = {f'{{part="{part}"}}': seconds for part, seconds in (status.get("goodputParts") or {}).items()}
+    parts = _labelled("part", status.get("goodputParts"))
     yield from _metric("time_seconds", "gauge", "Where the time went; the parts sum to the wall clock.", parts)
-    phase = {f'{{phase="{status["phase"]}"}}': 1} if "phase" in status else {}
+    phase = _labelled("phase", {str(status["phase"]): 1} if "phase" in status else {})
     yield from _metric("phase", "gauge", "1 for the current phase.", phase)
 
 
-def _metric(name: str, kind: str, meaning: str, samples: Mapping[str, float | None]) -> Iterator[str]:
-    known = {labels: value for labels, value in samples.items() if value is not None}
+def _labelled(label: str, values: Any) -> dict[str, Any]:
+    """Samples by label, from values by name. Quotes and line breaks in a name would begin other labels and lines."""
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\r": " "})
+    return {f'{{{label}="{name.translate(escapes)}"}}': value for name, value in _mapping(values).items()}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _metric(name: str, kind: str, meaning: str, samples: Mapping[str, Any]) -> Iterator[str]:
+    known = {
+        labels: value
+        for labels, value in samples.items()
+        if isinstance(value, float) or (isinstance(value, int) and abs(value) < _MAX_COUNT)
+    }
     if known:
         yield f"# HELP spotune_{name} {meaning}"
         yield f"# TYPE spotune_{name} {kind}"

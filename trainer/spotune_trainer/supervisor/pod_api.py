@@ -12,7 +12,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.status import Phase, read_status
 from spotune_trainer.observability.logs import run_logs
 from spotune_trainer.supervisor.control import ControlSignals, SupervisorStatus
-from spotune_trainer.supervisor.http_server import Query, Response, StreamingResponse
+from spotune_trainer.supervisor.http_server import Query, Response, StreamingResponse, is_number_up_to
 
 _DEFAULT_GRACE_SECONDS = 60.0
 _MAX_GRACE_SECONDS = 3600.0
@@ -64,8 +64,8 @@ class PodApi:
 
     def _logs(self, query: Query) -> Response | StreamingResponse:
         lines = query.get("lines")
-        if lines is not None and not (lines.isdecimal() and int(lines) <= _MAX_LINES):
-            return _bad_request(f"lines={lines}: give a whole number up to {_MAX_LINES}")
+        if lines is not None and not is_number_up_to(lines, _MAX_LINES):
+            return _bad_request(f"lines={lines[:20]}: give a whole number up to {_MAX_LINES}")
         follow, count = query.get("follow", "0") == "1", int(lines) if lines is not None else None
 
         def texts(wait: Callable[[], bool]) -> Iterator[str]:
@@ -76,7 +76,7 @@ class PodApi:
     def _stop(self, body: bytes) -> Response:
         try:
             request: Any = json.loads(body) if body.strip() else {}
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return _bad_request(f'the body is not JSON ({error}): send {{"seconds": 60}}, or nothing')
         seconds: Any = request.get("seconds", _DEFAULT_GRACE_SECONDS) if isinstance(request, dict) else None
         if type(seconds) not in (int, float) or not 0 < seconds <= _MAX_GRACE_SECONDS:

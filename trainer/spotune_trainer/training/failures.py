@@ -95,7 +95,8 @@ def _message(error: BaseException) -> str:
 def recorded_failure(logs: GenerationLogs, rank: int) -> RankFailure | None:
     """The failure that a process has recorded as `rank`; None if it has recorded none."""
     value = files.read_json(logs.failure(rank))
-    return RankFailure(**value) if value is not None else None
+    with files.reading(logs.failure(rank)):
+        return RankFailure(**value) if value is not None else None
 
 
 def record_failure(logs: GenerationLogs, failure: RankFailure) -> None:

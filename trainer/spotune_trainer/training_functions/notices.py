@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from spotune_trainer import files
 from spotune_trainer.bucket.link import link_of
+from spotune_trainer.job_directory.notice import read_notice
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
 
 _POLL_SECONDS = 0.5
@@ -62,11 +62,10 @@ def read_notices(notices: Sequence[Path]) -> tuple[RankExit | None, float | None
     """
     rank_exit, left = None, None
     for path in notices:
-        notice = files.read_json(path)
-        if notice is None or not (notice["stop"] or notice.get("leave")):
+        notice = read_notice(path)
+        if notice is None or not (notice.stop or notice.leave):
             continue
-        rank_exit = RankExit.STOPPED if notice["stop"] or rank_exit is RankExit.STOPPED else RankExit.YIELDED
-        deadline = notice["deadline"]
-        seconds = max(deadline - time.time(), 0.0) if deadline is not None else math.inf
+        rank_exit = RankExit.STOPPED if notice.stop or rank_exit is RankExit.STOPPED else RankExit.YIELDED
+        seconds = max(notice.deadline - time.time(), 0.0) if notice.deadline is not None else math.inf
         left = seconds if left is None else min(left, seconds)
     return rank_exit, left

@@ -60,7 +60,11 @@ def probe_pod(image: str, namespace: str) -> Manifest:
         "imagePullPolicy": "IfNotPresent",
         "command": ["true"],
         "resources": {"requests": {"cpu": "10m", "memory": "16Mi"}, "limits": {"cpu": "100m", "memory": "64Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "readOnlyRootFilesystem": True,
+        },
     }
     spec = {
         "activeDeadlineSeconds": int(_SECONDS),

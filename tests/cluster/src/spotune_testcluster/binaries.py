@@ -83,8 +83,17 @@ MODULES = (
     ),
     Module(
         "binaries",
-        {"./provisioner": "provisioner", "./gpuplugin": "gpuplugin", "./networkpolicy": "networkpolicy"},
-        sources=("go.mod", "go.sum", "provisioner/*.go", "gpuplugin/*.go", "networkpolicy/*.go"),
+        {
+            "./provisioner": "provisioner",
+            "./gpuplugin": "gpuplugin",
+            "./networkpolicy": "networkpolicy",
+            "./podsecurity": "podsecurity",
+        },
+        sources=(
+            "go.mod",
+            "go.sum",
+            *(f"{name}/*.go" for name in ("provisioner", "gpuplugin", "networkpolicy", "podsecurity")),
+        ),
     ),
     Module("binaries", {"helm.sh/helm/v3/cmd/helm": "helm"}),
     Module("kubeconform", {"github.com/yannh/kubeconform/cmd/kubeconform": "kubeconform"}),

@@ -128,6 +128,10 @@ def _parse_json(file_range: FileRange, number: int, line: bytes) -> RawRow:
         raise JobError(
             f"{file_range.location(number)}: invalid JSON at column {error.colno}: {error.msg}{hint}"
         ) from error
+    except (ValueError, RecursionError) as error:  # thousands of digits or brackets
+        raise JobError(
+            f"{file_range.location(number)}: JSON that cannot be read: {error}; correct or remove the line"
+        ) from error
     if not isinstance(row, dict):
         raise JobError(
             f"{file_range.location(number)}: a line must hold one JSON object with the columns, not a "
@@ -206,6 +210,7 @@ def _read_arrow(file_range: FileRange, columns: Collection[str]) -> Iterator[tup
         with _open_arrow(file_range.file) as content:
             for batch in _arrow_batches(content):
                 selected = batch.select(sorted(columns))
+                selected.validate(full=True)  # a wrong offset would read other memory, or end the process
                 for start in range(0, selected.num_rows, _ROWS_PER_READ):
                     for row in selected.slice(start, _ROWS_PER_READ).to_pylist():
                         number += 1

@@ -17,7 +17,11 @@ def startup_message(parts: Mapping[str, float]) -> str:
 def event_message(event: Mapping[str, Any]) -> str | None:
     """The message for a ledger event; None if users need not see it."""
     format_message = _MESSAGES.get(str(event["event"]))
-    return format_message(event) if format_message else None
+    try:
+        return format_message(event) if format_message else None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        # Messages are for people: an event of another version must not stop what shows it.
+        return f"{event['event']} (its fields cannot be read: {type(error).__name__}: {error})"
 
 
 def _attempt_started(event: Mapping[str, Any]) -> str | None:

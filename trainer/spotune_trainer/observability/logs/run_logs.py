@@ -22,7 +22,8 @@ from operator import itemgetter
 from pathlib import Path
 
 from spotune.errors import UsageError
-from spotune_trainer.files import LineReader
+from spotune_trainer.files import reading
+from spotune_trainer.job_directory.events import EventReader
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.observability.logs.event_messages import event_message
 from spotune_trainer.observability.logs.line_format import format_timestamp, timestamp_of
@@ -78,7 +79,7 @@ class RunLogs:
 
     def __init__(self, directory: JobDirectory) -> None:
         self._directory = directory
-        self._ledger = LineReader(directory.ledger)
+        self._ledger = EventReader(directory.ledger)
         self._attempts = [_Attempt(0)]
         self._tails: dict[Path, _Tail] = {}
 
@@ -109,13 +110,14 @@ class RunLogs:
 
     def _read_ledger(self) -> None:
         """Take new events from the ledger. A generation belongs to the attempt that started last before it."""
-        for record in self._ledger.read():
-            if record["event"] == "attempt-started":
-                self._attempts.append(_Attempt(record["attempt"]))
-            if record["event"] == "generation-started":
-                self._attempts[-1].generations.append(record["generation"])
-            if text := event_message(record):
-                self._attempts[-1].events.append(_event_line(record["time"], text))
+        with reading(self._ledger.path):
+            for record in self._ledger.read():
+                if record["event"] == "attempt-started":
+                    self._attempts.append(_Attempt(record["attempt"]))
+                if record["event"] == "generation-started":
+                    self._attempts[-1].generations.append(record["generation"])
+                if text := event_message(record):
+                    self._attempts[-1].events.append(_event_line(record["time"], text))
 
     def _lines_of(self, attempt: _Attempt, latest: int = 0) -> Iterator[_Line]:
         """The unread lines of an attempt, sorted by time; of its newest `latest` generations, or of all (0)."""

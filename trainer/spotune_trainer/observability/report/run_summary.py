@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,21 +104,26 @@ def read_summary(root: Path) -> RunSummary:
         raise UsageError(f"{root} is not the directory of a job: there is no job.json in it")
     events = Ledger(directory).records()
     status = files.read_json(directory.status) or {}
-    steps = surviving_steps(directory) if directory.generations.exists() else []
-    updated = max([status.get("time", 0.0), *(event["time"] for event in events)], default=time.time())
+    with files.reading(directory.status):
+        published = float(status.get("time", 0.0))
+    with files.reading(directory.job):
+        name, data = str(job["metadata"]["name"]), _read_manifests(job, directory)
+    with files.reading(directory.ledger):
+        groups, evaluations = _worker_groups(events), _evaluations(events)
+        nodes = [(event["time"], event_message(event) or "") for event in events if event["event"] in _NODE_EVENTS]
     return RunSummary(
-        name=job["metadata"]["name"],
+        name=name,
         job=job,
-        updated=updated,
+        updated=max([published, *(event["time"] for event in events if event.get("time"))]),
         status=status,
         plan=files.read_json(directory.plan) or {},
         result=files.read_json(directory.result) or {},
-        steps=steps,
-        groups=_worker_groups(events),
+        steps=surviving_steps(directory) if directory.generations.exists() else [],
+        groups=groups,
         commits=[event for event in events if event["event"] == "committed"],
-        evaluations=_evaluations(events),
-        nodes=[(event["time"], event_message(event) or "") for event in events if event["event"] in _NODE_EVENTS],
-        data=_read_manifests(job, directory),
+        evaluations=evaluations,
+        nodes=nodes,
+        data=data,
     )
 
 
@@ -145,9 +150,10 @@ def _read_manifest(source: Mapping[str, Any], prepared: Path) -> Mapping[str, An
     train = source.get("train")
     folders = [prepared] if train is None else [Path(train["source"]), Path(train["source"]).parent]
     for path in (folder / MANIFEST for folder in folders):
-        manifest = files.read_json(path) if path.is_file() else None
-        if isinstance(manifest, dict) and {"options", "splits"} <= manifest.keys():
-            return manifest
+        with suppress(files.UnreadableFileError):  # of another tool
+            manifest = files.read_json(path) or {}
+            if {"options", "splits"} <= manifest.keys():
+                return manifest
     return None
 
 

@@ -171,7 +171,7 @@ def _config(source: str, revision: str, field: str) -> Mapping[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise JobError(f"{field}: {source} is not a model: it has no {_CONFIG}; {_REMEDY}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise JobError(f"{field}: {_CONFIG} of {source} is not JSON ({error}); {_REMEDY}") from error
     if not isinstance(config, dict):
         raise JobError(f"{field}: {_CONFIG} of {source} is not a JSON object; {_REMEDY}")
@@ -300,7 +300,7 @@ def read_shards(source: str, field: str) -> ShardsFacts:
     try:
         shards = json.loads(content)["shards"]
         samples = sum(shard["samples"] for shard in shards)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise JobError(
             f"{field}: {index} is not an index of MDS shards ({error}): write it with `spotune shard`"
         ) from error

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
@@ -57,16 +58,20 @@ class JobsClient:
 
     def version(self) -> str:
         """Ray's version; the cheapest call, for testing whether the API answers."""
-        return str(self._call("GET", "/api/version")["ray_version"])
+        with self._reading("/api/version"):
+            return str(self._call("GET", "/api/version")["ray_version"])
 
     def list_jobs(self) -> list[RayJob]:
         """All submissions that this head has a record of."""
-        return [_parse(record) for record in self._call("GET", "/api/jobs/") if record.get("submission_id")]
+        with self._reading("/api/jobs/"):
+            return [_parse(record) for record in self._call("GET", "/api/jobs/") if record.get("submission_id")]
 
     def find(self, submission_id: str) -> RayJob | None:
         """One submission, or None where this head has no record of it."""
-        record = self._call("GET", f"/api/jobs/{submission_id}", missing_is_none=True)
-        return _parse(record) if record is not None else None
+        path = f"/api/jobs/{submission_id}"
+        with self._reading(path):
+            record = self._call("GET", path, missing_is_none=True)
+            return _parse(record) if record is not None else None
 
     def submit(self, entrypoint: str, submission_id: str, metadata: Mapping[str, str]) -> None:
         """Run a command on the head; repeated calls with the same id run it once."""
@@ -83,8 +88,19 @@ class JobsClient:
 
     def logs(self, submission_id: str) -> str:
         """Output of the command so far; empty where this head has no record of it."""
-        response = self._call("GET", f"/api/jobs/{submission_id}/logs", missing_is_none=True)
-        return str(response["logs"]) if response is not None else ""
+        path = f"/api/jobs/{submission_id}/logs"
+        with self._reading(path):
+            response = self._call("GET", path, missing_is_none=True)
+            return str(response["logs"]) if response is not None else ""
+
+    @contextmanager
+    def _reading(self, path: str) -> Iterator[None]:
+        """Turn what an answer of another program raises into a JobsUnavailableError."""
+        try:
+            yield
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise JobsUnavailableError(f"{self.url}{path} gave an answer that is not of Ray ({what})") from error
 
     def _call(self, method: str, path: str, body: Any = None, *, missing_is_none: bool = False) -> Any:
         request = urllib.request.Request(
@@ -102,14 +118,14 @@ class JobsClient:
                     return None
                 text = error.read().decode(errors="replace").strip()[-500:]
             raise JobsUnavailableError(f"{method} {self.url}{path} failed with {error.code}: {text}") from error
-        except (OSError, HTTPException, ValueError) as error:
+        except (OSError, HTTPException, ValueError, RecursionError) as error:
             raise JobsUnavailableError(f"{method} {self.url}{path} was not answered: {error}") from error
 
 
 def _parse(record: Mapping[str, Any]) -> RayJob:
     return RayJob(
-        submission_id=record["submission_id"],
-        status=record["status"],
+        submission_id=str(record["submission_id"]),
+        status=str(record["status"]),
         exit_code=record.get("driver_exit_code"),
         message=record.get("message") or "",
         metadata=record.get("metadata") or {},
