@@ -20,10 +20,8 @@ from tests.releases.release import Release, releases
 
 RELEASES = pytest.mark.parametrize("release", releases(), ids=lambda release: release.name)
 MODELS: dict[str, Any] = {"FinetuneJob": FinetuneJobStatus, "ModelService": ModelServiceStatus}
-_NEVER_RAN = {
-    ("before-v0.1.0", "FinetuneJob.spec.cluster.queueName"): "no label, so no RayCluster, can have such a value"
-}
-"""What was narrowed after a recording that is not a release."""
+_NARROWED = {("before-v0.1.0", "cluster.queueName")}
+"""Of what is not a release. No RayCluster could have a label of the values that are refused since then."""
 _NEW_RULE = re.compile(r"(?P<path>[^:]+): new rule (?P<rule>.*)", re.DOTALL)
 
 
