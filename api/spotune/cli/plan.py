@@ -228,7 +228,7 @@ def _gpu(job: FinetuneJob, name: str, description: str) -> Device:
     memory_bytes, precision = device_memory_bytes(name), job.spec.execution.precision
     if problem := missing_capability(precision, name, DEVICE_CAPABILITIES[name.lower()]):
         raise JobError(problem)
-    return Device(description, memory_bytes)
+    return Device(description, memory_bytes, name.lower())
 
 
 def _model_config(job: FinetuneJob, file: Path | None) -> dict[str, Any]:

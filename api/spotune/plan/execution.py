@@ -219,7 +219,7 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
         # On CPUs, PyTorch's attention materialises the scores if there is dropout or a learned bias.
         fused_attention=spec.execution.attention != "eager" and not on_cpu,
         compiled=compiled,
-        fp8=spec.execution.is_fp8,
+        fp8=spec.execution.fp8,
         # Not for float16: the chunked loss computes gradients without loss scaling, and they would underflow.
         chunked_loss=compiled
         and objective == "sft"

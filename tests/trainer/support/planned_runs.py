@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from spotune.job_file.load import replace_fields
 from spotune.plan.config_reader import read_architecture
 from spotune.plan.execution import training_setup
 from spotune.plan.memory import precision_of
+from spotune.plan.speed.gpus import gpu_speed
+from spotune.plan.speed.step_time import RATES, Rates, StepTime, estimate_step_time
 from spotune.plan.training_setup import Layout, TrainingSetup
 from tests import ROOT
 from tests.trainer.support.measured import LLAMAS, example_job
@@ -28,10 +31,12 @@ class MeasuredRun:
     Attributes:
         world_size: GPUs.
         case: the configuration and its measurements, as in the output.
+        output: name of the output, without its ending.
     """
 
     world_size: int
     case: dict[str, Any]
+    output: str = ""
 
     @property
     def measured_bytes(self) -> int:
@@ -42,8 +47,26 @@ class MeasuredRun:
     @property
     def planned_bytes(self) -> int:
         """Memory of PyTorch's tensors on a GPU, as the plan predicts it."""
+        planned = self.setup.memory(self.world_size, self.layout)
+        return planned.total_bytes - planned.runtime_bytes  # PyTorch counts tensors alone
+
+    def planned_step(self, rates: Rates = RATES) -> StepTime | None:
+        """The time of a step as the plan predicts it for an H200; None if it does not."""
+        dtype = "bfloat16" if self.setup.precision.is_mixed else "float32"
+        gpu = gpu_speed("h200", dtype)
+        assert gpu is not None, "all outputs are of H200s"
+        return estimate_step_time(self.setup, self.layout, self.world_size, gpu, rates)
+
+    @cached_property
+    def setup(self) -> TrainingSetup:
+        """The case as an input of the plan."""
+        return _setup(self.case)
+
+    @property
+    def layout(self) -> Layout:
+        """How the case was distributed."""
         case = self.case
-        layout = Layout(
+        return Layout(
             case["zeroStage"],
             case["microBatch"],
             bool(case["gradientCheckpointing"]),
@@ -52,15 +75,13 @@ class MeasuredRun:
             kept_layers=case.get("keptLayers", 0),
             offload_activations=case.get("offloadActivations", False),
         )
-        planned = _setup(case).memory(self.world_size, layout)
-        return planned.total_bytes - planned.runtime_bytes  # PyTorch counts tensors alone
 
 
 def read_runs(file: Path) -> list[MeasuredRun]:
     """All cases of an output file: a list, or by name."""
     found = json.loads(file.read_text())
     cases = found["cases"].values() if isinstance(found["cases"], dict) else found["cases"]
-    return [MeasuredRun(found["machine"]["worldSize"], case) for case in cases]
+    return [MeasuredRun(found["machine"]["worldSize"], case, file.stem) for case in cases]
 
 
 def runs_with_memory() -> list[MeasuredRun]:
@@ -77,6 +98,12 @@ def runs_with_memory() -> list[MeasuredRun]:
     ]
 
 
+def runs_with_step_time() -> list[MeasuredRun]:
+    """All runs of the current outputs on H200s, with the seconds of a step."""
+    outputs = [*sorted(RESULTS.glob("throughput_*.json")), RESULTS / "long_rows.json", RESULTS / "large_models.json"]
+    return [run for file in outputs for run in read_runs(file)]
+
+
 def _recomputed_attention(case: dict[str, Any]) -> bool:
     """Whether a run is older than compiled layers that keep the output of attention when they are recomputed."""
     return case["compile"] and bool(case["gradientCheckpointing"]) and "keptLayers" not in case
@@ -86,7 +113,7 @@ def _setup(case: dict[str, Any]) -> TrainingSetup:
     """The case as an input of the plan."""
     if case["size"] not in LLAMAS:
         job, config = example_job(case["size"])
-        changes: dict[str, Any] = {"spec.model.initialise": "random"}
+        changes: dict[str, Any] = {"spec.model.initialise": "random", "spec.training.globalBatchSize": case["batch"]}
         for part, values in case["sections"].items():
             changes |= {f"spec.{part}.{name}": value for name, value in values.items()}
         if case["zeroStage"] is not None:
@@ -104,6 +131,6 @@ def _setup(case: dict[str, Any]) -> TrainingSetup:
         quantised=adapter is not None and adapter.get("quantization", "none") != "none",
         offload=case["sections"].get("execution", {}).get("offload", "none"),
         compiled=case["compile"],
-        fp8=case.get("precision") in FP8_PRECISIONS,
+        fp8=case["precision"] if case.get("precision") in FP8_PRECISIONS else None,
         chunked_loss=case["compile"],
     )
