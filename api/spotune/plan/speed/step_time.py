@@ -36,10 +36,10 @@ LOGIT_BYTES = 30
 
 @dataclass(frozen=True)
 class Rates:
-    """How near to its limits a step comes. Fitted by `benchmarks/step_time.py` where nothing else is said.
+    """How near to its limits a step comes: `benchmarks/step_time.py` fits them, but for those of step_profile.json.
 
     Attributes:
-        products: fraction of the peak that matrix products reach (all outputs; 0.70 to 0.72 in step_profile.json).
+        products: fraction of the peak that matrix products reach (0.70 to 0.72 in step_profile.json).
         attention_64, attention_128: the same for attention with heads of that size, in long rows (long_rows.json).
         attention_accesses: reads and writes by attention for an element of its queries, in forward and backward. It
             makes attention in short rows slower for each operation.
