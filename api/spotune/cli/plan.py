@@ -1,4 +1,4 @@
-"""`spotune plan JOB.yaml`: a job's memory and layout by number of workers, without torch, GPU or network."""
+"""`spotune plan JOB.yaml`: a job's memory, layout and speed by number of workers, without torch, GPU or network."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def plan(
     ] = "10m",
     output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
-    """Print memory, ZeRO stage, micro-batch size and checkpoint interval by number of workers, and by pool.
+    """Print memory, layout, estimated step time and checkpoint interval by number of workers, and by pool.
 
     Example: spotune plan job.yaml --workers 1,2,4 --device h200
 

@@ -16,7 +16,7 @@ from spotune.plan.speed.step_time import StepTime
 _ABSENT = "-"
 _SPEED_ASSUMPTIONS = (
     "Step time: from measurements on H200s, for rows of full length and one document, without communication between "
-    "nodes. "
+    "workers. "
 )
 
 

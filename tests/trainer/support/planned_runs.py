@@ -108,13 +108,12 @@ STEPS_NOT_PREDICTED = {
     ("throughput_2_large_examples", 0): "ZeRO-3 gathers weights at each use, and communication is not counted",
     ("long_rows", 9): "a row of 32 documents is counted as one document",
     ("large_models", 4): "the processor updates the parameters, as before states on the host were copied",
-    ("large_models", 7): "the GPU waits, for what is not known: steps of one run take 1.2 to 1.6 s",
 }
 """Runs whose step time the plan does not predict within 15 %, by output and number, and why."""
 
 
 def runs_with_step_time() -> list[MeasuredRun]:
-    """All runs whose steps were timed on one or two H200s, in the outputs that docs/benchmarks.md shows."""
+    """All runs of benchmarks/throughput.py, long_rows.py and large_models.py on one or two H200s."""
     outputs = [*sorted(RESULTS.glob("throughput_*.json")), RESULTS / "long_rows.json", RESULTS / "large_models.json"]
     return [run for file in outputs for run in read_runs(file)]
 

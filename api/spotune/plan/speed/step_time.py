@@ -5,8 +5,8 @@ between them and the optimizer by its memory, states on the host by the bus. The
 after the other. Layers that are not compiled may also wait for the processor, which launches their kernels.
 
 How near to these limits a step comes was measured on H200s (`RATES`). Other GPUs are assumed to come as near to theirs.
-Communication between workers is not counted: between two GPUs of one node it overlaps with the backward pass
-(docs/adr/0090).
+Communication between workers is not counted. Between two GPUs of one node, at stages 0 to 2, it overlaps with the
+backward pass (docs/adr/0090).
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ CAST_BYTES = {"fp8": 7, "fp8-rowwise": 14}
 transposed copy. Scales of rows differ from those of columns, so each has a cast of its own."""
 CHUNKED_LOGIT_ACCESSES = 5
 """Reads and writes of a logit by the chunked loss."""
+SMALLEST_32BIT_STATES = 12
+"""Bytes of master weights and 32-bit moments for a parameter, in mixed precision."""
 LOGIT_BYTES = 30
 """Bytes moved for a logit by the cross-entropy of PyTorch, which computes in float32."""
 
@@ -54,22 +56,25 @@ class Rates:
         dequantization_bytes: bytes that could be moved while a weight of 4 bits is converted (large_models.json).
         update_bytes, update_8bit_bytes: the same while a parameter is updated, with 32-bit and 8-bit moments, norm and
             clipping included (kernels of the optimizer in step_profile.json).
-        host_bytes_per_second: how fast optimizer states on the host are updated (large_models.json).
+        update_8bit_eager_bytes: the same with 8-bit moments if nothing is compiled: many small kernels (the T5s in
+            large_models.json).
+        host_bytes_per_second: how fast optimizer states come from the host, while others go back (large_models.json).
     """
 
     products: float = 0.72
     attention_64: float = 0.41
-    attention_128: float = 0.56
-    attention_accesses: float = 56
+    attention_128: float = 0.544
+    attention_accesses: float = 61
     memory: float = 0.9
-    eager: float = 5.1
-    eager_layer_seconds: float = 0.007
-    fp8: float = 1.6
-    fp8_rowwise: float = 1.3
-    adapter_accesses: float = 10.5
-    dequantization_bytes: float = 49
+    eager: float = 5.0
+    eager_layer_seconds: float = 0.0067
+    fp8: float = 1.63
+    fp8_rowwise: float = 1.32
+    adapter_accesses: float = 11.2
+    dequantization_bytes: float = 48
     update_bytes: float = 90
     update_8bit_bytes: float = 66
+    update_8bit_eager_bytes: float = 830
     host_bytes_per_second: float = 48e9
 
 
@@ -86,7 +91,7 @@ class StepTime:
         memory: operations between products: norms, activation functions, casts, adapters, the loss.
         launches: the GPU waits for the processor.
         optimizer: the update of the parameters.
-        host_copies: optimizer states come from the host and go back.
+        host_copies: copies of optimizer states on the host that take longer than the update beside them.
         tokens: tokens of the input that all workers train on in the step; of an encoder-decoder, of the encoder.
         mfu: model FLOPs utilization, 0 to 1, by the formula of a run's MFU.
     """
@@ -142,16 +147,15 @@ def estimate_step_time(
     products, memory = products + samples * output_products, memory + samples * output_memory
 
     shard = setup.trained.count / (world_size if layout.zero_stage else 1)
-    is_8bit = precision.optimizer_bytes < 8
-    update_bytes = shard * (rates.update_8bit_bytes if is_8bit else rates.update_bytes)
+    update = shard * _update_bytes(setup, rates) / gpu.memory_bytes_per_second
     host_bytes = shard * precision.optimizer_bytes if setup.offload != "none" else 0
     step = StepTime(
         products=products,
         attention=attention,
         memory=memory,
         launches=max(0.0, launches - products - attention - memory),
-        optimizer=update_bytes / gpu.memory_bytes_per_second,
-        host_copies=host_bytes / rates.host_bytes_per_second,
+        optimizer=update,
+        host_copies=max(0.0, host_bytes / rates.host_bytes_per_second - update),
         tokens=setup.global_batch_size * setup.sequence_length,
         mfu=0.0,
     )
@@ -208,6 +212,13 @@ def _memory_seconds(setup: TrainingSetup, work: LayerWork, again: float, gpu: Gp
     if setup.fp8 is not None:
         bytes_moved += work.matrix_edge_elements * CAST_BYTES[setup.fp8]
     return bytes_moved / gpu.memory_bytes_per_second
+
+
+def _update_bytes(setup: TrainingSetup, rates: Rates) -> float:
+    """Bytes that could be moved while a parameter is updated."""
+    if not setup.precision.is_mixed or setup.precision.optimizer_bytes >= SMALLEST_32BIT_STATES:
+        return rates.update_bytes
+    return rates.update_8bit_bytes if setup.compiled else rates.update_8bit_eager_bytes
 
 
 def _output_seconds(setup: TrainingSetup, gpu: GpuSpeed, rates: Rates) -> tuple[float, float]:
