@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spotune.plan.speed.step_time import RATES, Rates
 from tests.trainer.support.measured import publish
@@ -85,14 +86,12 @@ def fit(configurations: Configurations, start: Rates = RATES) -> Rates:
     """The rates with the least squares."""
     fixed = np.log([getattr(start, name) for name in FITTED])
 
-    def rates_at(logarithms: np.ndarray) -> Rates:
+    def rates_at(logarithms: NDArray[np.float64]) -> Rates:
         return replace(start, **dict(zip(FITTED, map(float, np.exp(logarithms)), strict=True)))
 
-    def residuals(logarithms: np.ndarray) -> np.ndarray:
+    def residuals(logarithms: NDArray[np.float64]) -> NDArray[np.float64]:
         rates = rates_at(logarithms)
-        of_runs = [
-            np.log1p(error(run, rates)) / len(runs) ** 0.5 for runs in configurations.values() for run in runs
-        ]
+        of_runs = [np.log1p(error(run, rates)) / len(runs) ** 0.5 for runs in configurations.values() for run in runs]
         return np.array([*of_runs, *(_STIFFNESS * (logarithms - fixed))])
 
     at = fixed.copy()

@@ -30,7 +30,7 @@ from spotune.plan.devices import (
     missing_capability,
     parse_bytes,
 )
-from spotune.plan.job_plan import Assumptions, Device, JobPlan, plan_job, workers_json
+from spotune.plan.job.job_plan import Assumptions, Device, JobPlan, plan_job, workers_json
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.pools.plan import PoolPlan, plan_pools
 from spotune.simulate.history import read_history

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spotune.plan.job_plan import JobPlan, WorkersPlan
+from spotune.plan.job.job_plan import JobPlan, WorkersPlan
 from spotune.plan.layout import LayoutChoice
 from spotune.plan.memory import GB
 from spotune.plan.speed.step_time import StepTime

@@ -64,14 +64,9 @@ class ExecutionSpec(Section):
         return self.deterministic or self.reproducible == "worldSize"
 
     @property
-    def fp8(self) -> Literal["fp8", "fp8-rowwise"] | None:
-        """How the matrix products of the layers are computed from 8-bit floats; None: they are not."""
-        return self.precision if self.precision == "fp8" or self.precision == "fp8-rowwise" else None
-
-    @property
     def is_fp8(self) -> bool:
         """Whether the matrix products of the layers are computed from 8-bit floats."""
-        return self.fp8 is not None
+        return self.precision in FP8_PRECISIONS
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:

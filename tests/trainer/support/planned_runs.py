@@ -105,7 +105,10 @@ STEPS_NOT_PREDICTED = {
     ("throughput_1_examples", 4): "the processor updates the parameters",
     ("throughput_1_examples", 6): "the processor updates the parameters",
     ("throughput_2_examples", 5): "the processor updates the parameters",
-    ("throughput_2_large_examples", 0): "ZeRO-3 gathers weights at each use, and communication is not counted",
+    (
+        "throughput_2_large_examples",
+        0,
+    ): "layers that are not compiled at ZeRO-3 on several GPUs: the processor launches the communication",
     ("long_rows", 9): "a row of 32 documents is counted as one document",
     ("large_models", 4): "the processor updates the parameters, as before states on the host were copied",
 }
@@ -113,8 +116,9 @@ STEPS_NOT_PREDICTED = {
 
 
 def runs_with_step_time() -> list[MeasuredRun]:
-    """All runs of benchmarks/throughput.py, long_rows.py and large_models.py on one or two H200s."""
-    outputs = [*sorted(RESULTS.glob("throughput_*.json")), RESULTS / "long_rows.json", RESULTS / "large_models.json"]
+    """Runs of benchmarks/throughput.py, long_rows.py and large_models.py on one or two H200s; ADR 90 names others."""
+    outputs = [*sorted(RESULTS.glob("throughput_*.json")), *sorted(RESULTS.glob("same_gpu*.json"))]
+    outputs += [RESULTS / "long_rows.json", RESULTS / "large_models.json"]
     return [run for file in outputs for run in read_runs(file)]
 
 
