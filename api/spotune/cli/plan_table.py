@@ -120,8 +120,7 @@ def _speed_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
         ("MFU", _of_step(lambda step: _percent(step.mfu))),
     ]
     steps = plan.workers[0].max_steps
-    run = (f"Time of {steps:,} steps" if steps else "", _run_time)
-    return [*rows, run] if steps else rows
+    return [*rows, (f"Time of {steps:,} steps", _run_time)] if steps else rows
 
 
 def _checkpoint_rows() -> list[tuple[str, _Cell]]:
