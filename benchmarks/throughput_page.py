@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.fp8_tables import FP8_TABLES, Lines
 from benchmarks.large_models_tables import TABLES as LARGE_MODEL_TABLES
 from benchmarks.long_rows_tables import TABLES as LONG_ROWS_TABLES
+from benchmarks.step_time_tables import TABLES as STEP_TIME_TABLES
 from benchmarks.throughput_plots import PLOTS
 from benchmarks.throughput_tables import TABLES
 
@@ -29,7 +30,13 @@ def fill(page: str) -> str:
     Raises:
         ValueError: the page has no comments for one of the tables.
     """
-    tables: dict[str, Lines] = {**TABLES, **FP8_TABLES, **LONG_ROWS_TABLES, **LARGE_MODEL_TABLES}
+    tables: dict[str, Lines] = {
+        **TABLES,
+        **FP8_TABLES,
+        **LONG_ROWS_TABLES,
+        **LARGE_MODEL_TABLES,
+        **STEP_TIME_TABLES,
+    }
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by benchmarks/throughput_page.py -->", f"<!-- {name}: end -->"
         before, found, rest = page.partition(begin)

@@ -122,7 +122,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 | on one machine | |
 |---|---|
 | `spotune validate FILE.yaml...` | check files of all kinds: fields, values, what goes together, trials, raw rows |
-| `spotune plan JOB.yaml` | memory, ZeRO stage, micro-batch and checkpoint interval per number of workers |
+| `spotune plan JOB.yaml` | memory, layout, step time and checkpoint interval per number of workers |
 | `spotune simulate TRACE.csv` | goodput, cost and finishing time on a spot trace, for choices of workers and head |
 | `spotune shard INPUT... --directory DIR` | JSON lines, CSV or Parquet to tokenized MDS shards |
 | `spotune run JOB.yaml --directory DIR` | train on this machine, or continue a run |

@@ -1,4 +1,4 @@
-"""`spotune plan JOB.yaml`: a job's memory and layout by number of workers, without torch, GPU or network."""
+"""`spotune plan JOB.yaml`: a job's memory, layout and speed by number of workers, without torch, GPU or network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from spotune.plan.devices import (
     missing_capability,
     parse_bytes,
 )
-from spotune.plan.job_plan import Assumptions, Device, JobPlan, plan_job, workers_json
+from spotune.plan.job.job_plan import Assumptions, Device, JobPlan, plan_job, workers_json
 from spotune.plan.known_models import KNOWN_CONFIGS, known_config
 from spotune.pools.plan import PoolPlan, plan_pools
 from spotune.simulate.history import read_history
@@ -72,7 +72,7 @@ def plan(
     ] = "10m",
     output: Annotated[Literal["text", "json"], typer.Option(help="Output format.")] = "text",
 ) -> None:
-    """Print memory, ZeRO stage, micro-batch size and checkpoint interval by number of workers, and by pool.
+    """Print memory, layout, estimated step time and checkpoint interval by number of workers, and by pool.
 
     Example: spotune plan job.yaml --workers 1,2,4 --device h200
 
@@ -228,7 +228,7 @@ def _gpu(job: FinetuneJob, name: str, description: str) -> Device:
     memory_bytes, precision = device_memory_bytes(name), job.spec.execution.precision
     if problem := missing_capability(precision, name, DEVICE_CAPABILITIES[name.lower()]):
         raise JobError(problem)
-    return Device(description, memory_bytes)
+    return Device(description, memory_bytes, name.lower())
 
 
 def _model_config(job: FinetuneJob, file: Path | None) -> dict[str, Any]:

@@ -8,11 +8,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spotune.plan.job_plan import JobPlan, WorkersPlan
+from spotune.plan.job.job_plan import JobPlan, WorkersPlan
 from spotune.plan.layout import LayoutChoice
 from spotune.plan.memory import GB
+from spotune.plan.speed.step_time import StepTime
 
 _ABSENT = "-"
+_SPEED_ASSUMPTIONS = (
+    "Step time: from measurements on H200s, for rows of full length and one document, without communication between "
+    "workers. "
+)
 
 
 def print_plan(plan: JobPlan, console: Console) -> None:
@@ -50,7 +55,7 @@ def _table(plan: JobPlan) -> Table:
     table.add_column("Workers")
     for workers in plan.workers:
         table.add_column(str(workers.world_size), justify="right")
-    for section in (_memory_rows(plan), _layout_rows(plan), _checkpoint_rows()):
+    for section in (_memory_rows(plan), _layout_rows(plan), _speed_rows(plan), _checkpoint_rows()):
         for label, cell in section:
             table.add_row(label, *(cell(workers) for workers in plan.workers))
         table.add_section()
@@ -105,6 +110,19 @@ def _layout_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
     ]
 
 
+def _speed_rows(plan: JobPlan) -> list[tuple[str, _Cell]]:
+    """The estimated speed; no rows if it is not known for any number of workers."""
+    if not any(workers.step for workers in plan.workers):
+        return []
+    rows: list[tuple[str, _Cell]] = [
+        ("Step time (estimated)", _of_step(lambda step: _step_seconds(step.seconds))),
+        ("Tokens/s", _of_step(lambda step: f"{step.tokens_per_second:,.0f}")),
+        ("MFU", _of_step(lambda step: _percent(step.mfu))),
+    ]
+    steps = plan.workers[0].max_steps
+    return [*rows, (f"Time of {steps:,} steps", _run_time)] if steps else rows
+
+
 def _checkpoint_rows() -> list[tuple[str, _Cell]]:
     return [
         ("Checkpoint, all workers", lambda workers: _gb(workers.checkpoint.size_bytes)),
@@ -116,6 +134,18 @@ def _checkpoint_rows() -> list[tuple[str, _Cell]]:
 
 def _of_choice(cell: Callable[[LayoutChoice], str]) -> _Cell:
     return lambda workers: cell(workers.choice) if workers.choice else _ABSENT
+
+
+def _of_step(cell: Callable[[StepTime], str]) -> _Cell:
+    return lambda workers: cell(workers.step) if workers.step else _ABSENT
+
+
+def _run_time(workers: WorkersPlan) -> str:
+    return _ABSENT if workers.run_seconds is None else _duration(workers.run_seconds)
+
+
+def _step_seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.1f} s"
 
 
 def _recomputed(choice: LayoutChoice, layers: int) -> str:
@@ -148,8 +178,9 @@ def _lost(workers: WorkersPlan) -> str:
 def _assumptions(plan: JobPlan) -> str:
     assumed = plan.assumptions
     devices = "; ".join(dict.fromkeys(workers.device.description for workers in plan.workers))
+    speed = _SPEED_ASSUMPTIONS if any(workers.step for workers in plan.workers) else ""
     return (
-        f"1 GB is 10^9 bytes. Device: {devices}. Assumptions: each worker is preempted every "
+        f"1 GB is 10^9 bytes. Device: {devices}. {speed}Assumptions: each worker is preempted every "
         f"{_duration(assumed.mean_seconds_to_preemption)} on average (--preemption-every), checkpoints are written at "
         f"{_gb(assumed.storage_bytes_per_second)}/s (--storage-bandwidth)."
     )

@@ -200,6 +200,7 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
     spec = job.spec
     on_cpu, compiled, objective = spec.workers.gpus == 0, resolve_compile(job), spec.training.objective
     target_length = spec.dataset.max_completion_length or spec.dataset.max_length
+    computed = spec.execution.precision
     setup = TrainingSetup(
         architecture=replace(
             architecture,
@@ -219,7 +220,7 @@ def training_setup(architecture: Architecture, job: FinetuneJob) -> TrainingSetu
         # On CPUs, PyTorch's attention materialises the scores if there is dropout or a learned bias.
         fused_attention=spec.execution.attention != "eager" and not on_cpu,
         compiled=compiled,
-        fp8=spec.execution.is_fp8,
+        fp8=computed if computed == "fp8" or computed == "fp8-rowwise" else None,
         # Not for float16: the chunked loss computes gradients without loss scaling, and they would underflow.
         chunked_loss=compiled
         and objective == "sft"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from spotune.plan.activations import Workload, keeps_attention_output
 from spotune.plan.architecture import Architecture
@@ -32,7 +33,7 @@ class TrainingSetup:
         offload: what is kept in host memory.
         fused_attention: whether attention kernels never write attention scores to memory.
         compiled: whether layers are compiled.
-        fp8: whether the matrix products of layers are computed from 8-bit floats.
+        fp8: how the matrix products of layers are computed from 8-bit floats; None: they are not.
         chunked_loss: whether the loss is computed from one chunk of logits at a time.
         runtime_bytes: memory of a worker process apart from its tensors.
         usable_fraction: fraction of the device's memory that the plan may use.
@@ -53,7 +54,7 @@ class TrainingSetup:
     offload: Offload = "none"
     fused_attention: bool = True
     compiled: bool = False
-    fp8: bool = False
+    fp8: Literal["fp8", "fp8-rowwise"] | None = None
     chunked_loss: bool = False
     runtime_bytes: int = GPU_RUNTIME_BYTES
     usable_fraction: float = GPU_USABLE_FRACTION
@@ -90,7 +91,7 @@ class TrainingSetup:
             offload=layout.offload_activations,
             fused_attention=self.fused_attention,
             compiled=self.compiled,
-            fp8=self.fp8,
+            fp8=self.fp8 is not None,
             chunked_loss=self.chunked_loss,
             lora_rank=self.lora_rank,
             lora_dropout=self.lora_dropout,

@@ -8,7 +8,7 @@ from typing import Any
 
 from spotune.errors import SpotuneError
 from spotune.job import FinetuneJob, PoolSpec, cheapest_first
-from spotune.plan.job_plan import Device, JobPlan, WorkersPlan
+from spotune.plan.job.job_plan import Device, JobPlan, WorkersPlan
 
 PlanFor = Callable[[Mapping[int, Device]], JobPlan]
 """Plans a job for numbers of worker processes, each with its device."""

@@ -77,6 +77,28 @@ def test_table_has_a_column_per_number_of_workers_and_names_what_was_assumed(pla
     assert "preempted every 6.0 h on average" in out
 
 
+def test_the_time_of_a_step_is_estimated_for_known_gpus(planner: Planner) -> None:
+    planner.file.write_text(planner.file.read_text().replace("epochs: 3", "maxSteps: 7200, epochs: 3"))
+    (plan,) = planner.json("--workers", "2", "--device", "h200")["workers"]
+    assert plan["tokensPerSecond"] == pytest.approx(96 * 512 / plan["stepSeconds"])
+    assert 0 < plan["mfu"] < 1
+    assert plan["runSeconds"] == pytest.approx(7200 * plan["stepSeconds"])
+    _, out, _ = planner.run("--workers", "2", "--device", "h200")
+    lines = {line.split("│")[1].strip(): line for line in out.splitlines() if "│" in line}
+    assert f"{plan['stepSeconds']:.2f} s" in lines["Step time (estimated)"]
+    assert f"{plan['tokensPerSecond']:,.0f}" in lines["Tokens/s"]
+    assert f"{100 * plan['mfu']:.1f} %" in lines["MFU"]
+    assert f"{2 * plan['stepSeconds']:.1f} h" in lines["Time of 7,200 steps"]
+
+
+@pytest.mark.parametrize("options", [("--device", "a10g"), ("--device-memory", "80GB")])
+def test_the_time_of_a_step_is_null_for_other_gpus(planner: Planner, options: tuple[str, str]) -> None:
+    (plan,) = planner.json("--workers", "8", *options)["workers"]
+    assert [plan[key] for key in ("stepSeconds", "tokensPerSecond", "mfu", "runSeconds")] == [None] * 4
+    _, out, _ = planner.run("--workers", "8", *options)
+    assert "Step time" not in out
+
+
 def test_use_of_spare_memory_at_stage_3_is_shown(planner: Planner) -> None:
     plan = planner.json("--workers", "8", "--device-memory", "14GB")
     [workers] = plan["workers"]

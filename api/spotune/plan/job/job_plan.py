@@ -19,16 +19,22 @@ from spotune.plan.checkpoint_interval import (
 from spotune.plan.execution import layout_request, training_setup
 from spotune.plan.layout import LayoutChoice, choose_layout, passes_per_step
 from spotune.plan.parameters import ParameterCount, count_parameters
+from spotune.plan.speed.gpus import gpu_speed
+from spotune.plan.speed.step_time import StepTime, estimate_step_time
 from spotune.plan.training_setup import TrainingSetup
 from spotune.units.durations import Duration
+
+ONE_PASS_OBJECTIVES = ("sft", "classification", "tokenClassification")
+"""Objectives whose step is one forward and one backward pass of each row."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """The device of one worker: a description for display, and its memory in bytes."""
+    """The device of one worker: a description for display, its memory in bytes, and the name of a known GPU."""
 
     description: str
     memory_bytes: int
+    gpu: str | None = None
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,11 @@ class CheckpointPlan:
 
 @dataclass(frozen=True)
 class WorkersPlan:
-    """The plan for one number of workers. If no layout fits, `choice` is None and `problem` is the reason."""
+    """The plan for one number of workers. If no layout fits, `choice` is None and `problem` is the reason.
+
+    `step` is the estimated time of an optimizer step, and None where it is not known (see `_step_time`). `max_steps` is
+    the number of steps of the run, if the job sets it.
+    """
 
     world_size: int
     device: Device
@@ -79,6 +89,13 @@ class WorkersPlan:
     accumulation: int
     checkpoint: CheckpointPlan
     problem: str = ""
+    step: StepTime | None = None
+    max_steps: int | None = None
+
+    @property
+    def run_seconds(self) -> float | None:
+        """Estimated time of all steps, without starts, commits and evaluations."""
+        return self.step.seconds * self.max_steps if self.step and self.max_steps else None
 
 
 @dataclass(frozen=True)
@@ -154,7 +171,19 @@ def _plan_workers(
     except JobError as error:
         return WorkersPlan(world_size, device, None, 0, checkpoint, str(error))
     accumulation = passes_per_step(setup.global_batch_size, world_size, choice.layout.micro_batch_size)
-    return WorkersPlan(world_size, device, choice, accumulation, checkpoint)
+    step = _step_time(job, setup, choice, world_size, device)
+    max_steps = job.spec.training.max_steps
+    return WorkersPlan(world_size, device, choice, accumulation, checkpoint, step=step, max_steps=max_steps)
+
+
+def _step_time(
+    job: FinetuneJob, setup: TrainingSetup, choice: LayoutChoice, world_size: int, device: Device
+) -> StepTime | None:
+    """The estimated time of a step; None for unknown GPUs, and for objectives that pass a sample more than once."""
+    gpu = gpu_speed(device.gpu, job.spec.model.dtype) if device.gpu else None
+    if gpu is None or job.spec.training.objective not in ONE_PASS_OBJECTIVES:
+        return None
+    return estimate_step_time(setup, choice.layout, world_size, gpu)
 
 
 def _plan_checkpoints(job: FinetuneJob, size: int, world_size: int, assumptions: Assumptions) -> CheckpointPlan:
@@ -196,6 +225,10 @@ def workers_json(plan: WorkersPlan, *, compiled: bool) -> dict[str, Any]:
         "reason": plan.choice.reason if plan.choice else plan.problem,
         "layout": _layout_json(plan.choice, plan.accumulation, compiled=compiled) if plan.choice else None,
         "memoryPerWorker": _memory_json(plan.choice) if plan.choice else None,
+        "stepSeconds": plan.step.seconds if plan.step else None,
+        "tokensPerSecond": plan.step.tokens_per_second if plan.step else None,
+        "mfu": plan.step.mfu if plan.step else None,
+        "runSeconds": plan.run_seconds,
         "checkpoint": {
             "bytes": checkpoint.size_bytes,
             "saveSeconds": checkpoint.save_seconds,
