@@ -80,7 +80,7 @@ def qlora(runs: Runs, task: str, dtype: str = "float32", **sections: Any) -> Fin
     job = runs.job(task, dtype, adapter=adapter)
     source = Path(job.spec.model.source)
     if not (source / "model.safetensors").exists():
-        build_model(job).save_pretrained(source)
+        build_model(runs.job(task, adapter=adapter)).save_pretrained(source)  # other tests use it, too: in float32
     return runs.job(task, dtype, model={"initialise": "pretrained"}, adapter=adapter, **sections)
 
 
