@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from deepspeed.runtime import engine as deepspeed_engine
@@ -28,6 +27,7 @@ from torch import distributed
 
 from spotune.plan.memory import STREAM_ELEMENTS
 from spotune_trainer.engine.host_states.stream import StateStream
+from spotune_trainer.models.patching import patched
 
 
 class _ZeroWithoutMasters(DeepSpeedZeroOptimizer):  # type: ignore[misc]
@@ -50,7 +50,7 @@ class _ZeroWithoutMasters(DeepSpeedZeroOptimizer):  # type: ignore[misc]
 @contextmanager
 def masters_without_memory() -> Iterator[None]:
     """Within it `deepspeed.initialize` creates masters without memory, at stages 1 and 2."""
-    with mock.patch.object(deepspeed_engine, "DeepSpeedZeroOptimizer", _ZeroWithoutMasters):
+    with patched(deepspeed_engine, "DeepSpeedZeroOptimizer", _ZeroWithoutMasters):
         yield
 
 
