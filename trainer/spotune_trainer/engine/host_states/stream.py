@@ -76,7 +76,7 @@ class StateStream:
         """
         slot = self._slots[self._next]
         self._next = (self._next + 1) % len(self._slots)
-        copies = slot.like(states, self.device, on_host=self.is_on_host)
+        copies = slot.like(states)
         moved = [pair for pair in zip(states, copies, strict=True) if pair[0] is not pair[1]]
         if self._streams is None:
             _copy([(copy, state) for state, copy in moved])
@@ -95,15 +95,10 @@ class StateStream:
             _copy(moved)
         slot.is_free = outward.record_event()
 
-    def is_on_host(self, tensor: Tensor) -> bool:
-        """Whether a tensor is one that this stream moves."""
-        return tensor.device.type == "cpu"
-
     def wait(self) -> None:
         """Let the host wait until it has all updated states."""
         if self._streams is not None:
-            torch.cuda.current_stream().synchronize()
-            self._streams[1].synchronize()
+            torch.cuda.current_stream().synchronize()  # it has waited for the copies at the end of the step
 
     def empty(self, elements: int, dtype: torch.dtype = torch.float32) -> Tensor:
         """Host memory for states, one-dimensional; page-locked if the device is a GPU."""
@@ -138,11 +133,11 @@ class _Slot:
         self._memory = memory
         self.is_free: Any = None
 
-    def like(self, states: Sequence[Tensor], device: torch.device, *, on_host: Any) -> list[Tensor]:
-        """Tensors of the same types and shapes within it, for those of the states that are in host memory."""
+    def like(self, states: Sequence[Tensor]) -> list[Tensor]:
+        """The states; for those in host memory, tensors of the same types and shapes within the slot."""
         copies, start = list[Tensor](), 0
         for state in states:
-            if not on_host(state):
+            if state.is_cuda:
                 copies.append(state)
                 continue
             copies.append(self._memory[start : start + state.nbytes].view(state.dtype).view(state.shape))
