@@ -146,7 +146,7 @@ fuzz: $(READY) ## Random inputs for every parser of what others write, and docs/
 	$(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES) --records $(FUZZ_RECORDS) --output docs/fuzzing.md
 
 .PHONY: audit
-audit: $(READY) ## Known vulnerabilities of the pinned packages, by pip-audit and govulncheck (needs the internet: pypi.org and vuln.go.dev)
+audit: $(READY) ## Known vulnerabilities of the pinned packages, by pip-audit and govulncheck (needs their databases on the internet)
 	@failed=0; for pins in operator trainer serve; do \
 	  $(UV) tool run pip-audit==$(PIP_AUDIT) --strict --disable-pip --require-hashes --requirement constraints/$$pins.txt || failed=1; done; \
 	cd tests/cluster/binaries && go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK) ./... || failed=1; exit $$failed

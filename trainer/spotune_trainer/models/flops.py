@@ -9,36 +9,30 @@ an adapter the model's own weights are frozen and get no gradient: 4 N.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from spotune.plan.speed.gpus import peaks
 from spotune_trainer.models.quantization.nf4 import Linear4bit
 
 if TYPE_CHECKING:
     from torch.nn import Module
     from transformers import PreTrainedModel
 
-# Peak dense FLOP/s (without sparsity) by dtype, from NVIDIA's data sheets; float32 without TF32, as is torch's default.
-# The patterns match torch.cuda.get_device_name(); the first match is taken.
-_PEAKS: tuple[tuple[str, dict[str, float]], ...] = (
-    # NVIDIA Blackwell Architecture data sheet (HGX B200: 36 PFLOP/s of 8 with sparsity)
-    (r"\bB200\b", {"bfloat16": 2250e12, "float16": 2250e12}),
-    # NVIDIA H100 and H200 data sheets (with sparsity there: 1,513, 1,671 and 1,979 TFLOP/s)
+# Peak dense FLOP/s by dtype. The patterns match torch.cuda.get_device_name(); the first match is taken. The plan does
+# not know the PCIe and NVL variants: their peaks are from NVIDIA's data sheets, without sparsity.
+_PEAKS: tuple[tuple[str, Mapping[str, float]], ...] = (
+    (r"\bB200\b", peaks("b200")),
     (r"\bH100 PCIe", {"bfloat16": 756e12, "float16": 756e12, "float32": 51e12}),
     (r"\bH[12]00 NVL", {"bfloat16": 835.5e12, "float16": 835.5e12, "float32": 60e12}),
-    (r"\bG?H[12]00\b", {"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 66.9e12}),
-    # NVIDIA A100 data sheet
-    (r"\bA100\b", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12}),
-    # NVIDIA L40S data sheet
-    (r"\bL40S\b", {"bfloat16": 362.05e12, "float16": 362.05e12, "float32": 91.6e12}),
-    # NVIDIA L4 data sheet (with sparsity there: 242 TFLOP/s)
-    (r"\bL4\b", {"bfloat16": 121e12, "float16": 121e12, "float32": 30.3e12}),
-    # NVIDIA T4 data sheet
-    (r"\bT4\b", {"float16": 65e12, "float32": 8.1e12}),
-    # NVIDIA V100 data sheet
+    (r"\bG?H[12]00\b", peaks("h200")),  # an H100 has the same
+    (r"\bA100\b", peaks("a100-80gb")),
+    (r"\bL40S\b", peaks("l40s")),
+    (r"\bL4\b", peaks("l4")),
+    (r"\bT4\b", peaks("t4")),
     (r"\bV100-PCIE", {"float16": 112e12, "float32": 14e12}),
-    (r"\bV100\b", {"float16": 125e12, "float32": 15.7e12}),
+    (r"\bV100\b", peaks("v100-16gb")),
 )
 
 
@@ -114,7 +108,7 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
         device_name: from `torch.cuda.get_device_name()`.
         dtype: `model.dtype` of the job.
     """
-    return next((peaks.get(dtype) for pattern, peaks in _PEAKS if re.search(pattern, device_name)), None)
+    return next((found.get(dtype) for pattern, found in _PEAKS if re.search(pattern, device_name)), None)
 
 
 def mfu(flops: float, seconds: float, devices: int, peak: float | None) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -28,7 +29,8 @@ class _DataSheet:
     bfloat16: float | None = None
 
 
-# NVIDIA's data sheets; float32 without TF32, as is torch's default. The peaks are those of the trainer's MFU.
+# NVIDIA's data sheets; float32 without TF32, as is torch's default. With sparsity, H100 and H200 have 1,979
+# TFLOP/s of 16 bits, L4 242, and an HGX B200 36 PFLOP/s with 8 GPUs.
 _DATA_SHEETS = {
     "t4": _DataSheet(320e9, 8.1e12, 65e12),
     "v100-16gb": _DataSheet(900e9, 15.7e12, 125e12),
@@ -43,8 +45,14 @@ _DATA_SHEETS = {
 }
 
 
+def peaks(name: str) -> Mapping[str, float]:
+    """Peak dense FLOP/s by dtype of a GPU of `spotune.plan.devices`; none of an unknown one."""
+    sheet = _DATA_SHEETS.get(name.lower())
+    by_dtype = {dtype: getattr(sheet, dtype, None) for dtype in ("float32", "float16", "bfloat16")}
+    return {dtype: peak for dtype, peak in by_dtype.items() if peak}
+
+
 def gpu_speed(name: str, dtype: str) -> GpuSpeed | None:
     """The speed of a GPU of `spotune.plan.devices` in `model.dtype`; None if its peak is not known."""
-    sheet = _DATA_SHEETS.get(name.lower())
-    peak = getattr(sheet, dtype) if sheet else None
-    return GpuSpeed(peak, sheet.bandwidth) if sheet and peak else None
+    peak = peaks(name).get(dtype)
+    return GpuSpeed(peak, _DATA_SHEETS[name.lower()].bandwidth) if peak else None
