@@ -8,7 +8,9 @@ from functools import cache
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter, ValidationError
 
+from spotune.custom_resource.metadata import LabelValue
 from spotune.job import FinetuneJobStatus
 from spotune.job_file.load import parse_job, parse_service
 from spotune.job_file.yaml_file import Document
@@ -42,7 +44,11 @@ def fields_below(schema: Schema) -> set[str]:
 
 
 def _is_label(value: str) -> bool:
-    return re.fullmatch(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?", value) is not None
+    try:
+        TypeAdapter(LabelValue).validate_python(value)
+    except ValidationError:
+        return False
+    return True
 
 
 @RELEASES

@@ -21,7 +21,7 @@ from typing import Any
 
 from spotune.errors import SpotuneError
 
-_INVALID_CONTENT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+INVALID_CONTENT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 """What a value raises that has not the fields or types that a reader expects."""
 
 
@@ -39,7 +39,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except SpotuneError:
         raise
-    except _INVALID_CONTENT as error:
+    except INVALID_CONTENT as error:
         raise UnreadableFileError(
             f"{path} has content that this version of spotune cannot read ({type(error).__name__}: {error}): it was "
             "damaged, edited by hand, or written by another version"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from spotune.errors import UsageError
-from spotune.simulate.measured import parse_record
+from spotune.simulate.measured import LEDGER, interpreting, read_records
 from spotune.simulate.trace import Trace
 
 _LOSSES: Final = ("workerLost", "preempted")
@@ -29,13 +29,16 @@ def read_history(directory: Path) -> Trace:
     Raises:
         UsageError: There is no ledger or no time in it, or not all of the job's nodes were spot nodes.
     """
-    job, lines = _read(directory / "job.json"), _read(directory / "ledger.jsonl").splitlines()
-    workers: Mapping[str, Any] = json.loads(job).get("spec", {}).get("workers", {})
-    kinds = {pool.get("capacity", "spot") for pool in workers.get("pools") or []} or {workers.get("capacity", "spot")}
+    job, records = _read(directory / "job.json"), read_records(directory, "--history")
+    with interpreting(directory / "job.json"):
+        workers: Mapping[str, Any] = json.loads(job).get("spec", {}).get("workers", {})
+        pools = workers.get("pools") or []
+        kinds = {pool.get("capacity", "spot") for pool in pools} or {workers.get("capacity", "spot")}
+        per_node = max(1, int(workers.get("gpus", 1)))
     if kinds != {"spot"}:
         raise UsageError(f"--history {directory}: the job may have had on-demand nodes, which say nothing about spot.")
-    per_node = max(1, int(workers.get("gpus", 1)))
-    points = [(time, slots // per_node) for time, slots in _slots(filter(None, map(parse_record, lines)))]
+    with interpreting(directory / LEDGER):
+        points = [(time, slots // per_node) for time, slots in _slots(records)]
     if len(points) < 2 or points[-1][0] - points[0][0] < _SHORTEST:
         raise UsageError(f"--history {directory}: no worker group of this job has run for a while yet.")
     begin = points[0][0]

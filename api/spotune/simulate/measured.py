@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Final
 
 from spotune.errors import UsageError
 from spotune.goodput import Part
 from spotune.simulate.terms import Timings
 
 Record = Mapping[str, Any]
+LEDGER: Final = "ledger.jsonl"
+"""Name of the ledger in a job's directory."""
 
 
 def read_timings(directory: Path, base: Timings, option: str = "--measured") -> Timings:
@@ -29,20 +32,9 @@ def read_timings(directory: Path, base: Timings, option: str = "--measured") -> 
     Raises:
         UsageError: There is no ledger, it was edited, or it contains no ended worker group with at least one step.
     """
-    file = directory / "ledger.jsonl"
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise UsageError(f"{option} {directory}: cannot read the run's ledger: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file}: is not a ledger: {error}.") from error
-    records = [record for line in lines if (record := parse_record(line)) is not None]
-    try:
+    records = read_records(directory, option)
+    with interpreting(directory / LEDGER):
         measured = timings_from_ledger(records, base)
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise UsageError(
-            f"{file}: was edited, or written by another version of spotune: {type(error).__name__}: {error}."
-        ) from error
     if not measured.step:
         raise UsageError(
             f"{option} {directory}: no worker group of this run has completed a step and ended yet. Wait for one, or "
@@ -51,7 +43,40 @@ def read_timings(directory: Path, base: Timings, option: str = "--measured") -> 
     return measured
 
 
-def parse_record(line: str) -> Record | None:
+def read_records(directory: Path, option: str) -> list[Record]:
+    """The records of the ledger in a job's directory, without incomplete lines.
+
+    Args:
+        directory: The job's directory.
+        option: The option that names it, for messages.
+
+    Raises:
+        UsageError: There is no ledger, or it is no text.
+    """
+    file = directory / LEDGER
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UsageError(f"{option} {directory}: cannot read the run's ledger: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: is not a ledger: {error}.") from error
+    return [record for line in lines if (record := _parse_record(line)) is not None]
+
+
+@contextmanager
+def interpreting(file: Path) -> Iterator[None]:
+    """Turn what wrong content of a run's file raises into a UsageError that names the file."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise UsageError(
+            f"{file}: was edited, or written by another version of spotune: {type(error).__name__}: {error}."
+        ) from error
+
+
+def _parse_record(line: str) -> Record | None:
     """A line of the ledger; None for an incomplete line."""
     try:
         record = json.loads(line)

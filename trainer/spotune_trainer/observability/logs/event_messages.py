@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from spotune.formatting import evaluation, scores_of
+from spotune_trainer.files import INVALID_CONTENT
 
 
 def startup_message(parts: Mapping[str, float]) -> str:
@@ -19,7 +20,7 @@ def event_message(event: Mapping[str, Any]) -> str | None:
     format_message = _MESSAGES.get(str(event["event"]))
     try:
         return format_message(event) if format_message else None
-    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+    except INVALID_CONTENT as error:
         # Messages are for people: an event of another version must not stop what shows it.
         return f"{event['event']} (its fields cannot be read: {type(error).__name__}: {error})"
 
