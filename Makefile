@@ -96,6 +96,11 @@ images: $(READY) ## Build the images of the Dockerfile by buildah, for the test 
 	apt-get install --quiet --quiet --yes --no-install-recommends buildah mmdebstrap > /dev/null
 	$(BIN)/python -m tests.cluster.own_images build/images
 
+.PHONY: images-reproducible
+images-reproducible: $(READY) ## Build the operator's image twice from scratch, and compare each byte (as root; TARGET=trainer for another one)
+	apt-get install --quiet --quiet --yes --no-install-recommends buildah mmdebstrap > /dev/null
+	$(BIN)/python -m tests.cluster.reproducible_images build/reproducible $(or $(TARGET),operator)
+
 .PHONY: test-cluster
 test-cluster: cluster-build ## The tests on a real Kubernetes alone (tests/cluster/README.md)
 	$(BIN)/pytest -m cluster tests
@@ -150,6 +155,16 @@ audit: $(READY) ## Known vulnerabilities of the pinned packages, by pip-audit an
 	@failed=0; for pins in operator trainer serve; do \
 	  $(UV) tool run pip-audit==$(PIP_AUDIT) --strict --disable-pip --require-hashes --requirement constraints/$$pins.txt || failed=1; done; \
 	cd tests/cluster/binaries && go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK) ./... || failed=1; exit $$failed
+
+.PHONY: sbom
+sbom: $(filter .uv/bin/uv,$(UV)) ## What operator, trainer and serve are made of, as CycloneDX with the hash of every file: build/sbom
+	@mkdir -p build/sbom
+	for pins in operator trainer serve; do $(UV) tool run --from cyclonedx-bom --constraints constraints/build.txt cyclonedx-py \
+	  requirements constraints/$$pins.txt --pyproject pyproject.toml --output-reproducible --output-file build/sbom/$$pins.cdx.json; done
+
+.PHONY: release-check
+release-check: $(READY) ## Which pages and benchmarks were made at another code than HEAD (TAG=v0.1.0 for a tag's, NAMES=docs/ for pages alone); fails if any was
+	$(BIN)/python -m tests.releases.check --revision $(or $(TAG),HEAD) $(NAMES)
 
 .PHONY: scale
 scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, written to benchmarks/results/scale.json (half an hour)
