@@ -1,10 +1,10 @@
-r"""Measures the speed of torchtitan's own trainer on the models of `throughput.py`, on one GPU: bf16, and its FP8 recipes.
+r"""Measures the speed of torchtitan's own trainer on the models of `throughput.py`, on one GPU, with its FP8 recipes.
 
 Same shapes, random tokens, batch and optimizer (fused AdamW on float32 states). torchtitan compiles each layer and the
-loss, as its documentation recommends with FP8; "fp8" is its tensorwise recipe for all linear layers but the output,
-"fp8-rowwise" the rowwise one. On one GPU it trains under autocast from float32 weights. With --weights bfloat16, weights
-and moments are in bfloat16: a model of 8 billion parameters has no room for more, so its case is not one of equal
-precision. Needs torchtitan 0.2.2 with torchdata and tyro.
+loss, as its documentation recommends with FP8. "fp8" is its tensorwise recipe for all linear layers but the output,
+"fp8-rowwise" the rowwise one. On one GPU it trains under autocast from float32 weights. With --weights bfloat16,
+weights and moments are in bfloat16, which is less precise than what spotune trains. Needs torchtitan 0.2.2, torchdata,
+tyro and datasets.
 
     PYTHONPATH=. torchrun --nproc-per-node 1 benchmarks/torchtitan_fp8.py --size 1.1B --length 2048 --micro-batch 16 \
         --batch 64 --output benchmarks/results/torchtitan_fp8.json
@@ -58,7 +58,7 @@ class RandomRows:
 
 
 def model_arguments(size: str) -> llama3.TransformerModelArgs:
-    """torchtitan's arguments for one of `LLAMAS`, whose feed-forward layers it describes by a multiplier."""
+    """Torchtitan's arguments for one of `LLAMAS`, whose feed-forward layers it describes by a multiplier."""
     shape = LLAMAS[size]
     return llama3.TransformerModelArgs(
         dim=shape["hidden_size"],
