@@ -113,11 +113,11 @@ def _become(job: socket.socket) -> list[str]:
     arguments: list[str] = message["arguments"]
     sys.argv[1:] = arguments
     job.sendall(_BEGUN)
-    threading.Thread(target=_end_with, args=(job,), name="ray-job", daemon=True).start()
+    threading.Thread(target=_follow, args=(job,), name="ray-job", daemon=True).start()
     return arguments
 
 
-def _end_with(job: socket.socket) -> None:
+def _follow(job: socket.socket) -> None:
     """End this process once the Ray job has ended."""
     job.recv(1)
     os.kill(os.getpid(), signal.SIGKILL)
