@@ -4,9 +4,9 @@
     python -m tests.versions faults --python python3.13 --kubernetes 1.37
     python -m tests.versions page
 
-`fast` runs the tests that need neither Ray, nor a cluster, nor rank processes, and `faults` runs five faults of `make faults`
-on a real Kubernetes. Both test the current commit, in a clone below build/versions, and skip what has passed: run a command
-that was stopped again. Each result is appended to benchmarks/results/versions.jsonl.
+`fast` runs the tests that need neither Ray, nor a cluster, nor rank processes. `faults` runs five faults of
+`make faults` on a real Kubernetes. Both test the current commit in a clone below build/versions, and skip what has
+passed: run a command that was stopped again. Each result is appended to benchmarks/results/versions.jsonl.
 """
 
 from __future__ import annotations

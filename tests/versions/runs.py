@@ -1,4 +1,4 @@
-"""Runs the fast tests, and five faults on a cluster, in a checkout with its own environment, and records the results."""
+"""Runs the fast tests or five faults in a checkout with an environment of its own, and records the results."""
 
 from __future__ import annotations
 

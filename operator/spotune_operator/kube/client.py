@@ -233,6 +233,17 @@ class Kube:
             return False
         return resource.plural in {found["name"] for found in known["resources"]}
 
+    async def version(self) -> Manifest:
+        """The API server's version: the response of ``/version``."""
+        return await self._json("GET", "/version", {})
+
+    async def published(self, group_version: str) -> Manifest | None:
+        """The OpenAPI document of a group such as ``ray.io/v1``; None if the API server does not serve it."""
+        try:
+            return await self._json("GET", f"/openapi/v3/apis/{group_version}", {})
+        except NotFoundError:
+            return None
+
     async def pages(self, resource: Resource, namespace: str, labels: str) -> AsyncIterator[tuple[list[Manifest], str]]:
         """List all objects, as pages with the version of the list."""
         parameters = {"limit": str(_PAGE)} | ({"labelSelector": labels} if labels else {})

@@ -1,8 +1,8 @@
 """Builds the programs of a test cluster, Helm and kubeconform from pinned Go modules, outside the checkout.
 
 Two environment variables choose other versions: SPOTUNE_TESTCLUSTER_KUBERNETES=1.29 takes the programs of
-`kubernetes/1.29`, and SPOTUNE_TESTCLUSTER_KUBERAY=1.5 those of `kuberay/1.5`. A folder has the go.mod of one version, and
-builds the programs that its tools name. All other programs are those of `binaries`.
+`kubernetes/1.29`, and SPOTUNE_TESTCLUSTER_KUBERAY=1.5 those of `kuberay/1.5`. Such a folder has the go.mod of one
+version, whose tools are the programs. All others are those of `binaries`.
 """
 
 import fcntl
