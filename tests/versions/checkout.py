@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -74,4 +75,5 @@ def _uv() -> str:
 
 
 def _run(*command: str, cwd: Path | None = None) -> None:
-    subprocess.run(command, cwd=cwd, check=True)
+    environment = {**os.environ, "UV_COMPILE_BYTECODE_TIMEOUT": "none"}  # a busy machine takes minutes for a file
+    subprocess.run(command, cwd=cwd, env=environment, check=True)
