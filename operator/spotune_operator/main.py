@@ -94,7 +94,7 @@ def _configure(settings: kopf.OperatorSettings) -> None:
 async def startup_problem(kube: Kube) -> str | None:
     """Why the operator cannot start yet, and the remedy: kopf would not notice a CRD that is installed later."""
     try:
-        if unmet := unmet_requirement(await kube.version(), await kube.published(RAY)):
+        if unmet := unmet_requirement(await kube.document("/version"), await kube.document(f"/openapi/v3/apis/{RAY}")):
             return unmet
         is_served = await kube.serves(JOBS)
     except KubernetesError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shlex
@@ -78,7 +79,7 @@ def run_faults(
 
 def _versions_of_cluster(checkout: Checkout) -> Versions:
     """The versions of the programs that the chosen cluster runs; builds them if need be."""
-    programs = binaries.build(Home.default().root, lambda line: sys.stderr.write(f"{line}\n"))
+    programs = binaries.build(Home.default().root, logging.getLogger(__name__).info)
     control_plane, node = (_last_word(programs / name, "--version") for name in ("kube-apiserver", "kubelet"))
     built_from = subprocess.run(
         ["go", "version", "-m", programs / "ray-operator"], capture_output=True, text=True, check=True
@@ -101,8 +102,8 @@ def _pytest(checkout: Checkout, arguments: Sequence[str], variables: Mapping[str
     """Run pytest in the checkout; returns the seconds that it took."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     start = time.monotonic()
-    command = [checkout.python, "-m", "pytest", *arguments]
-    subprocess.run(command, cwd=checkout.folder, env=environment | variables, check=False)
+    command = [str(checkout.python), "-m", "pytest", *arguments]
+    subprocess.run(command, cwd=checkout.folder, env={**environment, **variables}, check=False)
     return time.monotonic() - start
 
 

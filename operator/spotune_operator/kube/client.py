@@ -227,20 +227,13 @@ class Kube:
         groups = {found["name"] for found in (await self._json("GET", "/apis", {}))["groups"]}
         if group not in groups:
             return False
-        try:
-            known = await self._json("GET", f"/apis/{group}/{version}", {})
-        except NotFoundError:
-            return False
-        return resource.plural in {found["name"] for found in known["resources"]}
+        known = await self.document(f"/apis/{group}/{version}")
+        return known is not None and resource.plural in {found["name"] for found in known["resources"]}
 
-    async def version(self) -> Manifest:
-        """The API server's version: the response of ``/version``."""
-        return await self._json("GET", "/version", {})
-
-    async def published(self, group_version: str) -> Manifest | None:
-        """The OpenAPI document of a group such as ``ray.io/v1``; None if the API server does not serve it."""
+    async def document(self, path: str) -> Manifest | None:
+        """A document such as ``/version``; None if the API server has none at this path."""
         try:
-            return await self._json("GET", f"/openapi/v3/apis/{group_version}", {})
+            return await self._json("GET", path, {})
         except NotFoundError:
             return None
 

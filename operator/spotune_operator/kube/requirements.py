@@ -63,9 +63,9 @@ def kuberay_problem(published: Manifest | None) -> tuple[str, str] | None:
     return None
 
 
-def unmet_requirement(version: Manifest, published: Manifest | None) -> str | None:
+def unmet_requirement(version: Manifest | None, published: Manifest | None) -> str | None:
     """Why the operator cannot work in a cluster, and the remedy; None if it can. Arguments as above."""
-    if is_too_old(version):
+    if version is not None and is_too_old(version):
         return f"Kubernetes {kubernetes_version(version)} is too old: {UPGRADE_KUBERNETES}"
     if problem := kuberay_problem(published):
         return ": ".join(problem)

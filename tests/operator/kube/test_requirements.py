@@ -18,7 +18,7 @@ from tests.operator.support.local_server import local_server
 
 
 def ray_clusters(*fields: str) -> dict[str, Any]:
-    spec = {"properties": {field: {} for field in fields}}
+    spec: dict[str, Any] = {"properties": {field: {} for field in fields}}
     return {"components": {"schemas": {"io.ray.v1.RayCluster": {"properties": {"spec": spec}}}}}
 
 
