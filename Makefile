@@ -24,6 +24,7 @@ GOVULNCHECK := v1.9.0
 SEEDS = $(or $(SEED),1-10)
 FAULTS ?= 20
 FUZZ_MINUTES ?= 60
+PYTHONS ?= python3.12 python3.13
 
 .PHONY: help
 help: ## Show this list
@@ -149,6 +150,11 @@ proof-recovery: $(READY) ## Play recovery schedules without a record (SEEDS=101-
 fuzz: $(READY) ## Random inputs for every parser of what others write, and docs/fuzzing.md (FUZZ_MINUTES=60 for each of 20; goes on when killed, AGAIN=1 runs all)
 	@if [ -n "$(AGAIN)" ]; then rm -f $(FUZZ_RECORDS); fi
 	$(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES) --records $(FUZZ_RECORDS) --output docs/fuzzing.md
+
+.PHONY: versions
+versions: $(READY) ## The fast tests with other Pythons (PYTHONS="python3.12 python3.13"), and docs/support.md (half an hour each; goes on when killed)
+	failed=0; for python in $(PYTHONS); do $(BIN)/python -m tests.versions fast --python $$python || failed=1; done; \
+	$(BIN)/python -m tests.versions page; exit $$failed
 
 .PHONY: audit
 audit: $(READY) ## Known vulnerabilities of the pinned packages, by pip-audit and govulncheck (needs their databases on the internet)
