@@ -1,4 +1,4 @@
-"""Which tests cost the processors the most: `pytest -p tests.cpu_seconds PATHS` lists CPU seconds by test file and by test.
+"""Which tests cost the most: `pytest -p tests.cpu_seconds PATHS` lists CPU seconds by test file and by test.
 
 A wall time says little where others use the machine. What is counted is the time of pytest and of all processes that it
 started, the living and the ended ones. The first test with ranks also pays for the server that they are forked from.
