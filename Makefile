@@ -225,7 +225,8 @@ coverage: $(READY) ## The tests without a Kubernetes, measured: coverage of api 
 
 # The parts of `make test`, the longest first. Three run at a time on two processors, because the tests on the cluster mostly
 # wait for pods: what runs beside them has a lower priority, and takes what they leave. The tests with rank processes take
-# about twice as long as the many small ones, and those on a Ray start when the small ones have ended.
+# about twice as long as the many small ones, and those on a Ray start when the small ones have ended. So the former have
+# a higher priority than the small ones: the last minutes, in which one group runs alone, leave a processor idle.
 # No test starts if the code breaks a rule of style or types.
 # A test that fails is tried once more, because the machine may be shared. The last lines name each; mend it as any other bug.
 PYTEST := $(BIN)/pytest --reruns 1 -raR
@@ -246,7 +247,7 @@ test-kubernetes: # tests/conftest.py knows the folders of these and of the tests
 	@failed=0; $(PYTEST) -m "cluster and not long" tests/cluster > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
 WITHOUT_CLUSTER := env --unset SPOTUNE_TEST_REQUIRE_CLUSTER # which may still be built meanwhile
 test-ranks:
-	nice -n 10 $(WITHOUT_CLUSTER) $(PYTEST) -m "slow and not cluster and not ray and not long" 2>&1 | tee build/pytest-ranks.txt
+	nice -n 8 $(WITHOUT_CLUSTER) $(PYTEST) -m "slow and not cluster and not ray and not long" 2>&1 | tee build/pytest-ranks.txt
 test-here:
 	@failed=0; nice -n 10 $(WITHOUT_CLUSTER) $(PYTEST) -m "not cluster and not ray and not long and not slow" > build/pytest-here.txt 2>&1 || failed=1; cat build/pytest-here.txt; exit $$failed
 test-ray:

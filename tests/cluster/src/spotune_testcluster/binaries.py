@@ -220,6 +220,7 @@ def _go_build(module: Module, output: Path) -> None:
         "build",
         "-mod=readonly",
         "-trimpath",
+        "-gcflags=all=-dwarf=false",  # a tenth of the compiler's time; the linker leaves debug information out anyway
         "-ldflags",
         module.flags,
         "-o",
