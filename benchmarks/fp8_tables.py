@@ -19,6 +19,8 @@ OUTPUTS: Mapping[str, str] = {
 }
 """Label of the model by result file. The cases of a file take turns; of each precision the mean is shown."""
 LOSS = "fp8_loss"
+BESIDE_TORCHTITAN, TORCHTITAN = "throughput_1_beside_torchtitan", "torchtitan_fp8_1"
+"""Results of the same models in the same call: ours, and torchtitan's."""
 PRECISIONS = ("bf16", "fp8", "fp8-rowwise")
 
 
@@ -38,9 +40,7 @@ class SpeedTable:
         yield "| model | precision | tokens/s | against bf16 | MFU | memory | planned | output |"
         yield "|---|---|---|---|---|---|---|---|"
         for output, label in OUTPUTS.items():
-            file = RESULTS / f"{output}.json"
-            content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"cases": []}
-            of = {name: [case for case in content["cases"] if case["precision"] == name] for name in PRECISIONS}
+            of = {name: [case for case in _cases(output) if case["precision"] == name] for name in PRECISIONS}
             for precision, cases in of.items():
                 if cases:
                     yield f"| {label} | {precision} | {_figures(cases, of['bf16'])} | [{output}]({_path(output)}) |"
@@ -72,9 +72,37 @@ class LossTable:
                 )
 
 
+@dataclass(frozen=True)
+class TorchtitanTable:
+    """Whole steps of each precision beside those of torchtitan in the same call."""
+
+    def lines(self) -> Iterator[str]:
+        """The lines of the table in Markdown."""
+        yield "| precision | tokens/s | torchtitan | times as many | MFU | torchtitan | memory | torchtitan |"
+        yield "|---|---|---|---|---|---|---|---|"
+        for case in _cases(BESIDE_TORCHTITAN):
+            precision = case["precision"] or "bf16"
+            for rival in _cases(TORCHTITAN):
+                if rival["precision"] == precision:
+                    both, speeds = (case, rival), [each["tokensPerSecond"] for each in (case, rival)]
+                    cells = [
+                        *(f"{speed:,}" for speed in speeds),
+                        f"{speeds[0] / speeds[1]:.2f}",
+                        *(f"{100 * each['mfu']:.1f} %" for each in both),
+                        *(f"{each['peakAllocatedBytes'] / 1e9:.1f} GB" for each in both),
+                    ]
+                    yield f"| {precision} | {' | '.join(cells)} |"
+
+
+def _cases(output: str) -> list[dict[str, Any]]:
+    file = RESULTS / f"{output}.json"
+    cases: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["cases"] if file.exists() else []
+    return cases
+
+
 def _path(output: str) -> str:
     return f"../benchmarks/results/{output}.json"
 
 
-FP8_TABLES: Mapping[str, Lines] = {"fp8": SpeedTable(), "fp8-loss": LossTable()}
+FP8_TABLES: Mapping[str, Lines] = {"fp8": SpeedTable(), "fp8-loss": LossTable(), "torchtitan": TorchtitanTable()}
 """The tables, by the name in the page's comments."""

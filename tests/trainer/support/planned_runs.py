@@ -33,12 +33,14 @@ class MeasuredRun:
         case: the configuration and its measurements, as in the output.
         output: name of the output, without its ending.
         number: of the case in the output, from 0.
+        device: name of the GPU.
     """
 
     world_size: int
     case: dict[str, Any]
     output: str = ""
     number: int = 0
+    device: str = "NVIDIA H200"
 
     @property
     def measured_bytes(self) -> int:
@@ -53,10 +55,10 @@ class MeasuredRun:
         return planned.total_bytes - planned.runtime_bytes  # PyTorch counts tensors alone
 
     def planned_step(self, rates: Rates = RATES) -> StepTime | None:
-        """The time of a step as the plan predicts it for an H200; None if it does not."""
+        """The time of a step as the plan predicts it for the GPU; None if it does not."""
         dtype = "bfloat16" if self.setup.precision.is_mixed else "float32"
-        gpu = gpu_speed("h200", dtype)
-        assert gpu is not None, "all outputs are of H200s"
+        gpu = gpu_speed("h200" if "H200" in self.device else "h100-80gb", dtype)
+        assert gpu is not None, "all outputs are of H200s and H100s"
         return estimate_step_time(self.setup, self.layout, self.world_size, gpu, rates)
 
     @cached_property
@@ -83,7 +85,11 @@ def read_runs(file: Path) -> list[MeasuredRun]:
     """All cases of an output file: a list, or by name."""
     found = json.loads(file.read_text())
     cases = found["cases"].values() if isinstance(found["cases"], dict) else found["cases"]
-    return [MeasuredRun(found["machine"]["worldSize"], case, file.stem, number) for number, case in enumerate(cases)]
+    machine = found["machine"]
+    return [
+        MeasuredRun(machine["worldSize"], case, file.stem, number, machine.get("device", "NVIDIA H200"))
+        for number, case in enumerate(cases)
+    ]
 
 
 def runs_with_memory() -> list[MeasuredRun]:
@@ -116,7 +122,7 @@ STEPS_NOT_PREDICTED = {
 
 
 def runs_with_step_time() -> list[MeasuredRun]:
-    """Runs of benchmarks/throughput.py, long_rows.py and large_models.py on one or two H200s; ADR 90 names others."""
+    """Runs of benchmarks/throughput.py, long_rows.py and large_models.py on one or two GPUs; ADR 90 names others."""
     outputs = [*sorted(RESULTS.glob("throughput_*.json")), *sorted(RESULTS.glob("same_gpu*.json"))]
     outputs += [RESULTS / "long_rows.json", RESULTS / "large_models.json"]
     return [run for file in outputs for run in read_runs(file)]
