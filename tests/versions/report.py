@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from spotune_operator.kube.requirements import OLDEST_KUBERAY, OLDEST_KUBERNETES
+from spotune_testcluster import binaries
 from tests.versions.records import FAST, Record, Versions
 
+PYTHONS = ("3.12", "3.13")
+"""Besides 3.11, with which all tests run."""
+NUM_FAULTS = 5
+_RAYS = 2
 _TEXT = """# Supported versions
 
 Which versions of Kubernetes, KubeRay, Ray and Python spotune works with, and what was tested.
@@ -21,9 +26,9 @@ since 1.28, and since 1.29 no API server can switch them off; `policies.enabled`
 | KubeRay | {kuberay} or newer | `authOptions` of a RayCluster: the first version in which Ray's tokens work \
 | the chart, the operator at its start (both by the CRD, so they accept 1.5.0), `spotune doctor` |
 | Ray | 2.60 or newer | not tested | `pip`, for the packages; the images contain theirs |
-| Python | 3.11 or newer | `StrEnum`, `tomllib` and exception groups of the standard library | `pip` |
+| Python | 3.11 or newer | `enum.StrEnum` and `typing.Self` | `pip` |
 
-Newer versions than those below are not refused: they are not tested yet.
+Newer versions are not refused. What was really run stands below, and so does what was not.
 
 ## Fast tests
 
@@ -37,8 +42,13 @@ Five faults of [the fault suite](faults.md), with all of its checks: a worker pr
 the operator, the API server, and the node of the head. The job has two workers on CPUs.
 
 {faults}
-Where nodes are older than the control plane, the containerd of the test machine (1.6) is too old
-for newer kubelets; Kubernetes supports nodes that are up to three minors older.
+The whole suite runs with Kubernetes {default} and the pinned versions of everything else
+([results](faults.md)).
+
+**Not run yet:** {missing}.
+
+Nodes are older than the control plane where the folder of a version builds no kubelet. Kubernetes
+supports nodes that are up to three minors older.
 
 ## Run them
 
@@ -75,7 +85,23 @@ def page(records: Sequence[Record]) -> str:
         kuberay=_dotted(OLDEST_KUBERAY),
         fast=_table(_fast_rows(fast)),
         faults=_table(_fault_rows(faults)),
+        default=binaries.KUBERNETES.removeprefix("v"),
+        missing="; ".join(_missing(fast, faults)) or "nothing",
     )
+
+
+def _missing(fast: Sequence[Record], faults: Sequence[Record]) -> Iterator[str]:
+    """What this repository can test, and has no record of."""
+    for minor in PYTHONS:
+        if not any(record.versions.python.startswith(f"{minor}.") for record in fast):
+            yield f"the fast tests with Python {minor}"
+    for folder, title in (("kubernetes", "Kubernetes"), ("kuberay", "KubeRay")):
+        for version in sorted(path.parent.name for path in (binaries.SOURCES / folder).glob("*/go.mod")):
+            count = sum(getattr(record.versions, folder).startswith(f"{version}.") for record in faults)
+            if count < NUM_FAULTS:
+                yield f"{NUM_FAULTS - count} of {NUM_FAULTS} faults with {title} {version}"
+    if len({record.versions.ray for record in faults}) < _RAYS:
+        yield "a second version of Ray (2.60 is the newest at the package index)"
 
 
 def _fast_rows(records: Iterable[Record]) -> Iterator[tuple[str, ...]]:
