@@ -45,7 +45,9 @@ the operator, the API server, and the node of the head. The job has two workers 
 The whole suite runs with Kubernetes {default} and the pinned versions of everything else
 ([results](faults.md)).
 
-**Not run yet:** {missing}.
+Not run yet:
+
+{missing}
 
 Nodes are older than the control plane where the folder of a version builds no kubelet. Kubernetes
 supports nodes that are up to three minors older.
@@ -86,7 +88,7 @@ def page(records: Sequence[Record]) -> str:
         fast=_table(_fast_rows(fast)),
         faults=_table(_fault_rows(faults)),
         default=binaries.KUBERNETES.removeprefix("v"),
-        missing="; ".join(_missing(fast, faults)) or "nothing",
+        missing="".join(f"- {each}\n" for each in _missing(fast, faults)) or "- nothing\n",
     )
 
 
