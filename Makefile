@@ -127,8 +127,8 @@ serving-faults: cluster-build ## Put a service with 220 open streams through eve
 	$(BIN)/python -m tests.cluster.serving_faults.report $(SERVING_FAULT_RECORDS) --output docs/serving-faults.md; exit $$failed
 
 .PHONY: chaos
-chaos: cluster-build ## Many overlapping faults on training jobs and a service on a real Kubernetes, and docs/chaos.md (SEED=3 or SEEDS=1-25, ten minutes a seed, goes on when killed; REDUCE=3 finds the few faults that fail)
-	$(BIN)/python -m tests.cluster.chaos $(if $(REDUCE),--reduce $(REDUCE),--seeds $(or $(SEED),$(SEEDS),1-25) --output docs/chaos.md)
+chaos: cluster-build ## Many overlapping faults on training jobs and a service on a real Kubernetes, and docs/chaos.md (SEED=3 or SEEDS=1-25, JOBS=2, FAULTS=40, ten minutes a seed, goes on when killed; REDUCE=3 finds the few faults that fail)
+	$(BIN)/python -m tests.cluster.chaos --jobs $(or $(JOBS),2) --faults $(or $(FAULTS),40) $(if $(REDUCE),--reduce $(REDUCE),--seeds $(or $(SEED),$(SEEDS),1-25) --output docs/chaos.md)
 
 .PHONY: proof
 proof: $(READY) ## Play eighty schedules of kills and changes of the world size, and write docs/proof.md (over an hour; goes on when killed)

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -82,28 +82,33 @@ class ChaosBench:
             self.operator.wait_until_ready()
             self.service.wait_until_recovered()
             self._volume("").slow_down(PACED)
-        began, streams = time.time(), f"streams-{schedule.seed}"
         try:
             with ExitStack() as stack:
-                jobs = [stack.enter_context(self.workplace.running(each)) for each in self._manifests(schedule)]
-                clients = stack.enter_context(self.service.clients.steady(streams))
-                targets = [self._target(job) for job in jobs]
-                injector = Injector(targets)
-                self._disturb(run, jobs, clients, injector)
-                with run.phase("judgement"):
-                    results = [self._judge(run, target, injector) for target in targets]
-                    service = self._judge_service(run, injector, clients, began)
+                run.record = self._judged(run, stack)
         except ClusterError as error:
-            if not run.is_judged:
+            if run.record is None:
                 raise
             run.problems.append(f"a job was not deleted: {error}")
+        return replace(run.record, problems=[*run.record.problems, *run.problems])
+
+    def _judged(self, run: _Run, stack: ExitStack) -> ChaosRecord:
+        """The result of the schedule, while its jobs and clients are still there; without the run's own problems."""
+        schedule, began = run.schedule, time.time()
+        jobs = [stack.enter_context(self.workplace.running(each)) for each in self._manifests(schedule)]
+        clients = stack.enter_context(self.service.clients.steady(f"streams-{schedule.seed}"))
+        targets = [self._target(job) for job in jobs]
+        injector = Injector(targets)
+        self._disturb(run, jobs, clients, injector)
+        with run.phase("judgement"):
+            results = [self._judge(run, target, injector) for target in targets]
+            service = self._judge_service(run, injector, clients, began)
         return ChaosRecord(
             seed=schedule.seed,
             num_faults=len(schedule.faults),
             faults=injector.injected,
             jobs=results,
             service=service,
-            problems=[*injector.findings, *run.problems],
+            problems=injector.findings,
             phases=run.phases,
             commit=commit(),
             machine=machine(),
@@ -231,7 +236,6 @@ class ChaosBench:
         folder.mkdir(parents=True)
         _write_statuses(folder / "statuses.jsonl", evidence.statuses)
         (folder / "answers.jsonl").write_text("".join(json.dumps(asdict(each)) + "\n" for each in answers))
-        run.is_judged = True
         return ServiceResult(
             requests=len(answers),
             failed=len(evidence.failed),
@@ -255,7 +259,7 @@ class _Run:
         over: when the last fault was undone.
         recovered: seconds until each job had recovered.
         service_recovered: seconds until the service had, after the jobs.
-        is_judged: whether all results are there.
+        record: the result, once everything is judged.
     """
 
     schedule: ChaosSchedule
@@ -264,7 +268,7 @@ class _Run:
     over: float = field(default_factory=time.time)
     recovered: dict[str, float] = field(default_factory=dict)
     service_recovered: float = 0.0
-    is_judged: bool = False
+    record: ChaosRecord | None = None
 
     def folder(self, work: Path) -> Path:
         """Of its artifacts."""

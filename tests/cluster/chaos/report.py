@@ -16,22 +16,23 @@ _TEXT = """# Chaos
 `make chaos` writes this page from [its records](../benchmarks/results/chaos.jsonl). Do not edit it. The
 code is in [tests/cluster/chaos](../tests/cluster/chaos).
 
-[The fault suite](faults.md) and [that of serving](serving-faults.md) inject one fault at a time. Here,
-training jobs and a service run at once on the same nodes, and meet many faults that overlap. A schedule
-injects 40 faults within about five minutes, most of them before everything has recovered from the one
-before. What is hit, when and for how long is a pure function of the seed. Seeds draw from decks of all
-kinds, so consecutive seeds hit with every kind before one is repeated.
+[The fault suite](faults.md) and [that of serving](serving-faults.md) inject one fault at a time.
+Here, training jobs and a service run at once on the same nodes, and meet many faults that overlap.
+A schedule injects 20 faults within two to three minutes for each job, most of them before
+everything has recovered from the one before. What is hit, when and for how long is a pure function
+of the seed and of the numbers of jobs and faults. Seeds draw from decks of all kinds, so
+consecutive seeds hit with every kind before one is repeated.
 
-Two jobs train a tiny model on one to three CPU workers each, on a real Kubernetes with KubeRay ([the
-test cluster](../tests/cluster/README.md)), and commit every 10 steps. They have
-[`execution.reproducible: worldSize`](adr/0051-gradients-in-fixed-point.md), so their bits do not depend
-on the number of workers. A step takes 0.8 s while faults are injected; after the last fault, everything
-that was taken away is given back, and the rest of the 500 steps are made at full speed.
+One job, or two at once, train a tiny model on one to three CPU workers each, on a real Kubernetes
+with KubeRay ([the test cluster](../tests/cluster/README.md)), and commit every 10 steps. They have
+[`execution.reproducible: worldSize`](adr/0051-gradients-in-fixed-point.md), so their bits do not
+depend on the number of workers. A step takes 0.8 s while faults are injected; after the last fault,
+everything that was taken away is given back, and the rest of the 500 steps are made at full speed.
 
-Beside them, a ModelService with two gateways, two replicas and a Redis answers three clients without
-end. An answer has 96 tokens of a small Llama; half of them are greedy, the other half is sampled with a
-seed. Replicas share their spot nodes with the jobs. A gateway holds its clients' connections, so
-gateways, Redis and clients are on a node that no fault hits ([more on the
+Beside them, a ModelService with a gateway, two replicas and a Redis answers three clients without
+end. An answer has 96 tokens of a small Llama; half of them are greedy, the other half is sampled
+with a seed. Replicas share their spot nodes with the jobs. A gateway holds its clients'
+connections, so gateway, Redis and clients are on a node that no fault hits ([more on the
 method](adr/0092-chaos-over-training-and-serving.md)).
 
 The checker requires of every schedule:

@@ -1,4 +1,4 @@
-"""The service that answers while jobs train: on spot nodes as their workers, with gateways on a node of their own."""
+"""The service that answers while jobs train: on spot nodes as their workers, with its gateway on a node of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cluster.redis import start_redis
 from tests.cluster.serving_faults.trained_model import trained_once
 from tests.cluster.status_history import ObservedJob, StatusHistory
 
-REPLICAS, GATEWAYS = 2, 2
+REPLICAS = 2
 _NAME = "counting"
 _MODEL = "counting-model"
 _SPARED = NodeSettings(number=4, provider=Provider.AKS, zone="westeurope-1")
@@ -99,6 +99,6 @@ def _manifest(place: Workplace, redis: str) -> dict[str, Any]:
         "nodeSelector": {"kubernetes.io/hostname": _SPARED.name},
         "tolerations": [{"key": _TAINT, "operator": "Exists"}],
     }
-    spec["gateway"] |= {"replicas": GATEWAYS, "podTemplate": {"spec": on_spared}}
+    spec["gateway"] |= {"podTemplate": {"spec": on_spared}}
     spec["cluster"] |= {"redisAddress": redis}
     return manifest

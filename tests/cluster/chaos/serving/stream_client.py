@@ -121,7 +121,7 @@ async def main() -> None:
     parser.add_argument("--retry-seconds", type=float, default=0.0)
     parser.add_argument("--stop", type=Path, default=Path("/tmp/stop"))
     options = parser.parse_args()
-    numbers = itertools.cycle(range(options.prompts))
+    numbers: Iterator[int] = itertools.cycle(range(options.prompts))
     if options.rounds:
         numbers = itertools.islice(numbers, options.rounds * options.prompts)
     async with (

@@ -22,6 +22,7 @@ _PAUSE_SECONDS = 0.5
 """Between two requests of a client: the machine of the test cluster is small."""
 RETRY_SECONDS = 300.0
 """A request that was refused before its first text is sent again for so long."""
+_SECONDS_TO_CONNECT = 60.0
 _SECONDS_OF_THE_UNDISTURBED = 300.0
 _SECONDS_TO_END = 400.0
 _PROGRAM = Path(__file__).with_name("stream_client.py")
@@ -80,8 +81,7 @@ class StreamClients:
     @contextmanager
     def steady(self, name: str) -> Iterator[SteadyStreams]:
         """Clients that ask without end."""
-        limits = (f"--pause={_PAUSE_SECONDS}", f"--retry-seconds={RETRY_SECONDS}")
-        with self._running(name, 0, *limits) as streams:
+        with self._running(name, 0, f"--pause={_PAUSE_SECONDS}", f"--retry-seconds={RETRY_SECONDS}") as streams:
             yield streams
 
     def undisturbed(self) -> list[str]:
@@ -90,7 +90,8 @@ class StreamClients:
         Raises:
             ClusterError: A request failed, or the two texts of a prompt differ.
         """
-        with self._running("undisturbed", 2) as streams:
+        # The first connections may be refused: nodes learn of a Ready service with a delay.
+        with self._running("undisturbed", 2, f"--retry-seconds={_SECONDS_TO_CONNECT}") as streams:
             streams.wait_until_done(_SECONDS_OF_THE_UNDISTURBED)
             return texts_by_number(streams.answers())
 

@@ -23,7 +23,8 @@ def answer(begun: int, ended: int, **values: Any) -> Answer:
     """The answer to a request during which text arrived in every second but those without replicas."""
     number = begun % len(TEXTS)
     heard = [second for second in range(begun, ended) if not LOST <= second < BACK]
-    return Answer(**{"number": number, "begun": begun, "ended": ended, "text": TEXTS[number], "heard": heard} | values)
+    given: dict[str, Any] = {"number": number, "begun": begun, "ended": ended, "text": TEXTS[number], "heard": heard}
+    return Answer(**{**given, **values})
 
 
 def answers() -> list[Answer]:
