@@ -55,6 +55,10 @@ Its [tests](../tests/cluster/chaos/test_checker.py) plant each of these violatio
 history, and it finds them. `make chaos REDUCE=7` reduces the schedule of a seed that fails to few
 faults; [tests](../tests/cluster/chaos/test_schedules.py) run the short schedules from then on.
 """
+_OLDER = (
+    "Before, ten seeds of 20 faults were run over one job without a service. All passed, with 191 faults of 44 kinds "
+    "([records](../benchmarks/results/chaos_one_job.jsonl)). They do not count here."
+)
 _JOBS = (
     *("job", "steps", "made again", "groups", "workers", "restarts counted", "longest gap"),
     *("recovered after", "result"),
@@ -67,11 +71,26 @@ _SEEDS = (
 
 def report(records: Sequence[ChaosRecord]) -> str:
     """Return the page as Markdown."""
-    parts = [_TEXT, *_summary(records), "", *_seeds(records), "", *_jobs(records), "", *_kinds(records), ""]
+    parts = [
+        _TEXT,
+        *_summary(records),
+        "",
+        *_wrapped(_OLDER),
+        "",
+        *_seeds(records),
+        "",
+        *_jobs(records),
+        "",
+        *_kinds(records),
+        "",
+    ]
     return "\n".join([*parts, *_findings(records)]).rstrip() + "\n"
 
 
 def _summary(records: Sequence[ChaosRecord]) -> Iterator[str]:
+    if not records:
+        yield "No seed has been run yet."
+        return
     jobs = sum(len(record.jobs) for record in records)
     passed = sum(not record.findings for record in records)
     injected = sum(record.num_injected for record in records)
@@ -84,7 +103,7 @@ def _summary(records: Sequence[ChaosRecord]) -> Iterator[str]:
     minutes = sum(record.seconds for record in records) / 60
     yield from _wrapped(
         f"**{passed} of {len(records)} seeds passed**, with {_count(injected, 'fault')} of {_used(records)} kinds over "
-        f"{_count(jobs, 'job')}; {failed:,} of {requests:,} requests failed. Commit {tested or 'none'}. "
+        f"{_count(jobs, 'job')}; {failed:,} of {requests:,} requests failed. Commit {tested}. "
         f"{' '.join(machines)} {minutes:.0f} minutes in total."
     )
     if injected < faults:

@@ -72,6 +72,10 @@ def test_every_seed_has_a_row() -> None:
     assert "**1 of 2 seeds passed**, with 4 faults of 2 kinds over 4 jobs; 2 of 2,468 requests failed." in summary
 
 
+def test_page_without_records_claims_nothing() -> None:
+    assert "No seed has been run yet." in report([])
+
+
 def test_every_job_has_a_row() -> None:
     page = report([FAILED, PASSED])
     values = ["500", "61", "9", "2 → 1 → 3", "workerLost 2, headLost 1", "71 s", "12 s"]
