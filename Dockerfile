@@ -8,6 +8,10 @@
 # What changes least lies lowest: a change of the code makes one layer of a megabyte anew, so a node that has the last
 # version's image pulls that alone. PyTorch brings CUDA; the driver is the node's, let in by NVIDIA's container toolkit.
 #
+# Two builds on the same base have the same bytes, so a layer that did not change keeps its digest: all files get one
+# time (buildah's --timestamp, BuildKit's SOURCE_DATE_EPOCH with rewrite-timestamp), bytecode has no times in it, and
+# there are no logs. `make images-reproducible` builds one twice.
+#
 # The bases may be any Debian with Python 3.11 and its venv module; a release names them by digest.
 ARG PYTHON_BASE=python:3.11-slim-bookworm
 ARG OPERATOR_BASE=${PYTHON_BASE}
@@ -28,6 +32,7 @@ RUN mkdir /packages /sbom \
     && for image in operator serve serve-vllm trainer; do \
          /tools/bin/cyclonedx-py requirements /packages/$image.txt --output-reproducible --output-file /sbom/$image.cdx.json || exit 1; \
        done
+COPY images /images
 
 FROM tools AS wheel
 WORKDIR /source
@@ -40,15 +45,17 @@ COPY trainer trainer
 RUN /tools/bin/hatchling build --target wheel --directory /wheel
 
 FROM ${OPERATOR_BASE} AS operator
-ENV PATH=/opt/spotune/bin:$PATH PYTHONDONTWRITEBYTECODE=1 UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1
+ENV PATH=/opt/spotune/bin:$PATH PYTHONDONTWRITEBYTECODE=1 UV_NO_CACHE=1
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,from=tools,source=/images,target=/images \
     --mount=type=bind,from=tools,source=/packages/operator.txt,target=/tmp/packages.txt \
     python3 -m venv --without-pip /opt/spotune \
-    && uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
+    && sh /images/install.sh --require-hashes --requirements /tmp/packages.txt
 COPY --from=tools /sbom/operator.cdx.json /opt/spotune/sbom.cdx.json
 COPY --from=wheel /wheel /wheel
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
-    uv pip install --quiet --python /opt/spotune --no-deps /wheel/*.whl
+    --mount=type=bind,from=tools,source=/images,target=/images \
+    sh /images/install.sh /wheel/*.whl
 ARG VERSION=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="spotune operator" \
@@ -59,36 +66,40 @@ LABEL org.opencontainers.image.title="spotune operator" \
 USER 65532:65532
 CMD ["spotune", "operator"]
 
-# What all images with PyTorch share.
+# What all images with PyTorch share. The day of the user's password is that of SOURCE_DATE_EPOCH.
 FROM ${TRAINER_BASE} AS gpu
-ENV PATH=/opt/spotune/bin:$PATH UV_NO_CACHE=1 UV_COMPILE_BYTECODE=1 \
+ARG SOURCE_DATE_EPOCH=1580601600
+ENV PATH=/opt/spotune/bin:$PATH UV_NO_CACHE=1 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # Ray and PyTorch ask for the name of the user that they run as; KubeRay's probes and Ray ask for curl and ps, and
 # torch.compile and Triton for a C compiler, and for Python's headers, which are part of the base.
 RUN useradd --uid 1000 --create-home trainer \
     && apt-get update --quiet --quiet \
     && apt-get install --quiet --quiet --yes --no-install-recommends ca-certificates curl gcc libc6-dev procps wget > /dev/null \
-    && rm -rf /var/lib/apt/lists/* \
+    && rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/ldconfig/aux-cache \
     && python3 -m venv --without-pip /opt/spotune
 
 # PyTorch and CUDA, nine tenths of it all, change with PyTorch alone. A node that trains and serves pulls them once.
 FROM gpu AS pytorch
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,from=tools,source=/images,target=/images \
     --mount=type=bind,from=tools,source=/packages/torch.txt,target=/tmp/packages.txt \
-    uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
+    sh /images/install.sh --require-hashes --requirements /tmp/packages.txt
 
 FROM pytorch AS trainer
 # Reads code of the user (training.codeFrom.git).
 RUN apt-get update --quiet --quiet \
     && apt-get install --quiet --quiet --yes --no-install-recommends git openssh-client > /dev/null \
-    && rm -rf /var/lib/apt/lists/*
+    && rm -rf /var/lib/apt/lists/* /var/log/* /var/cache/ldconfig/aux-cache
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,from=tools,source=/images,target=/images \
     --mount=type=bind,from=tools,source=/packages/trainer.txt,target=/tmp/packages.txt \
-    uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
+    sh /images/install.sh --require-hashes --requirements /tmp/packages.txt
 COPY --from=tools /sbom/trainer.cdx.json /opt/spotune/sbom.cdx.json
 COPY --from=wheel /wheel /wheel
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
-    uv pip install --quiet --python /opt/spotune --no-deps /wheel/*.whl
+    --mount=type=bind,from=tools,source=/images,target=/images \
+    sh /images/install.sh /wheel/*.whl
 ARG VERSION=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="spotune trainer" \
@@ -101,12 +112,14 @@ CMD ["spotune", "--help"]
 
 FROM pytorch AS serve
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,from=tools,source=/images,target=/images \
     --mount=type=bind,from=tools,source=/packages/serve.txt,target=/tmp/packages.txt \
-    uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
+    sh /images/install.sh --require-hashes --requirements /tmp/packages.txt
 COPY --from=tools /sbom/serve.cdx.json /opt/spotune/sbom.cdx.json
 COPY --from=wheel /wheel /wheel
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
-    uv pip install --quiet --python /opt/spotune --no-deps /wheel/*.whl
+    --mount=type=bind,from=tools,source=/images,target=/images \
+    sh /images/install.sh /wheel/*.whl
 ARG VERSION=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="spotune serve" \
@@ -119,15 +132,18 @@ CMD ["spotune", "serve", "--help"]
 
 FROM gpu AS serve-vllm
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,from=tools,source=/images,target=/images \
     --mount=type=bind,from=tools,source=/packages/torch-vllm.txt,target=/tmp/packages.txt \
-    uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
+    sh /images/install.sh --require-hashes --requirements /tmp/packages.txt
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
+    --mount=type=bind,from=tools,source=/images,target=/images \
     --mount=type=bind,from=tools,source=/packages/serve-vllm.txt,target=/tmp/packages.txt \
-    uv pip install --quiet --python /opt/spotune --no-deps --require-hashes --requirements /tmp/packages.txt
+    sh /images/install.sh --require-hashes --requirements /tmp/packages.txt
 COPY --from=tools /sbom/serve-vllm.cdx.json /opt/spotune/sbom.cdx.json
 COPY --from=wheel /wheel /wheel
 RUN --mount=type=bind,from=tools,source=/tools/bin/uv,target=/usr/local/bin/uv \
-    uv pip install --quiet --python /opt/spotune --no-deps /wheel/*.whl
+    --mount=type=bind,from=tools,source=/images,target=/images \
+    sh /images/install.sh /wheel/*.whl
 ARG VERSION=unreleased
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="spotune serve-vllm" \

@@ -22,6 +22,7 @@ FUZZ_RECORDS := benchmarks/results/fuzz.jsonl
 PIP_AUDIT := 2.10.1
 GOVULNCHECK := v1.9.0
 FUZZ_MINUTES ?= 60
+PYTHONS ?= python3.12 python3.13
 
 .PHONY: help
 help: ## Show this list
@@ -94,6 +95,11 @@ images: $(READY) ## Build the images of the Dockerfile by buildah, for the test 
 	apt-get install --quiet --quiet --yes --no-install-recommends buildah mmdebstrap > /dev/null
 	$(BIN)/python -m tests.cluster.own_images build/images
 
+.PHONY: images-reproducible
+images-reproducible: $(READY) ## Build the operator's image twice from scratch, and compare each byte (as root; TARGET=trainer for another one)
+	apt-get install --quiet --quiet --yes --no-install-recommends buildah mmdebstrap > /dev/null
+	$(BIN)/python -m tests.cluster.reproducible_images build/reproducible $(or $(TARGET),operator)
+
 .PHONY: test-cluster
 test-cluster: cluster-build ## The tests on a real Kubernetes alone (tests/cluster/README.md)
 	$(BIN)/pytest -m cluster tests
@@ -143,11 +149,26 @@ fuzz: $(READY) ## Random inputs for every parser of what others write, and docs/
 	@if [ -n "$(AGAIN)" ]; then rm -f $(FUZZ_RECORDS); fi
 	$(BIN)/python -m tests.fuzz --minutes $(FUZZ_MINUTES) --records $(FUZZ_RECORDS) --output docs/fuzzing.md
 
+.PHONY: versions
+versions: $(READY) ## The fast tests with other Pythons (PYTHONS="python3.12 python3.13"), and docs/support.md (half an hour each; goes on when killed)
+	failed=0; for python in $(PYTHONS); do $(BIN)/python -m tests.versions fast --python $$python || failed=1; done; \
+	$(BIN)/python -m tests.versions page; exit $$failed
+
 .PHONY: audit
 audit: $(READY) ## Known vulnerabilities of the pinned packages, by pip-audit and govulncheck (needs their databases on the internet)
 	@failed=0; for pins in operator trainer serve; do \
 	  $(UV) tool run pip-audit==$(PIP_AUDIT) --strict --disable-pip --require-hashes --requirement constraints/$$pins.txt || failed=1; done; \
 	cd tests/cluster/binaries && go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK) ./... || failed=1; exit $$failed
+
+.PHONY: sbom
+sbom: $(filter .uv/bin/uv,$(UV)) ## What operator, trainer and serve are made of, as CycloneDX with the hash of every file: build/sbom
+	@mkdir -p build/sbom
+	for pins in operator trainer serve; do $(UV) tool run --from cyclonedx-bom --constraints constraints/build.txt cyclonedx-py \
+	  requirements constraints/$$pins.txt --pyproject pyproject.toml --output-reproducible --output-file build/sbom/$$pins.cdx.json; done
+
+.PHONY: release-check
+release-check: $(READY) ## Which pages and benchmarks were made at another code than HEAD (TAG=v0.1.0 for a tag's, NAMES=docs/ for pages alone); fails if any was
+	$(BIN)/python -m tests.releases.check --revision $(or $(TAG),HEAD) $(NAMES)
 
 .PHONY: scale
 scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, written to benchmarks/results/scale.json (half an hour)
@@ -202,7 +223,8 @@ coverage: $(READY) ## The tests without a Kubernetes, measured: coverage of api 
 
 # The parts of `make test`, the longest first. Three run at a time on two processors, because the tests on the cluster mostly
 # wait for pods: what runs beside them has a lower priority, and takes what they leave. The tests with rank processes take
-# about twice as long as the many small ones, and those on a Ray start when the small ones have ended.
+# about twice as long as the many small ones, and those on a Ray start when the small ones have ended. So the former have
+# a higher priority than the small ones: the last minutes, in which one group runs alone, leave a processor idle.
 # No test starts if the code breaks a rule of style or types.
 # A test that fails is tried once more, because the machine may be shared. The last lines name each; mend it as any other bug.
 PYTEST := $(BIN)/pytest --reruns 1 -raR
@@ -223,7 +245,7 @@ test-kubernetes: # tests/conftest.py knows the folders of these and of the tests
 	@failed=0; $(PYTEST) -m "cluster and not long" tests/cluster > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
 WITHOUT_CLUSTER := env --unset SPOTUNE_TEST_REQUIRE_CLUSTER # which may still be built meanwhile
 test-ranks:
-	nice -n 10 $(WITHOUT_CLUSTER) $(PYTEST) -m "slow and not cluster and not ray and not long" 2>&1 | tee build/pytest-ranks.txt
+	nice -n 8 $(WITHOUT_CLUSTER) $(PYTEST) -m "slow and not cluster and not ray and not long" 2>&1 | tee build/pytest-ranks.txt
 test-here:
 	@failed=0; nice -n 10 $(WITHOUT_CLUSTER) $(PYTEST) -m "not cluster and not ray and not long and not slow" > build/pytest-here.txt 2>&1 || failed=1; cat build/pytest-here.txt; exit $$failed
 test-ray:

@@ -4,7 +4,7 @@ Both read the same local shards in one process, with the same batch size, shuffl
 round. The rounds alternate and the medians are compared. Without ``--shards``, random rows like those of the
 text-to-SQL example are written first.
 
-    python benchmarks/data_loading.py --output benchmarks/results/data_loading.json
+    python -m benchmarks.data_loading --output benchmarks/results/data_loading.json
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from spotune_trainer.data.batches import collate
 from spotune_trainer.data.loader import MicroBatchLoader
 from spotune_trainer.data.schedule import SampleSchedule
 from spotune_trainer.data.shards import ShardedDataset
+from tests.provenance import commit
 
 MICRO_BATCHES_PER_STEP = 3
 
@@ -102,6 +103,7 @@ def machine() -> dict[str, Any]:
     )
     packages = ("mosaicml-streaming", "torch", "numpy")
     return {
+        "commit": commit(),
         "processor": processor or platform.processor(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),

@@ -42,6 +42,7 @@ from tests.proof.history import losses_of, read_generations, steps_lost, survivi
 from tests.proof.injector import FaultInjector
 from tests.proof.references import ProductReferences, References
 from tests.proof.schedules import COMMIT_EVERY, EPOCHS, make_schedule
+from tests.provenance import commit
 from tests.trainer.support.live import LiveRun, kill
 from tests.trainer.support.measured import make_llama_job, publish
 from tests.trainer.support.runs import Runs
@@ -194,6 +195,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
     found: dict[str, Any] = {
+        "commit": commit(),
         "device": torch.cuda.get_device_name() if ON_GPU else "CPU",
         **{name: version(name) for name in ("ray", "torch", "deepspeed", "transformers")},
     }

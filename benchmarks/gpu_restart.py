@@ -3,7 +3,7 @@
 Forks ranks from a fork server with everything imported, as the node agent does (see docs/adr/0018-ranks-are-forked.md).
 Each rank starts from the checkpoint of the previous one, which is killed after its commit. Does not use Ray.
 
-    python benchmarks/gpu_restart.py --size 1.1B --output benchmarks/results/gpu_restart.json
+    python -m benchmarks.gpu_restart --size 1.1B --output benchmarks/results/gpu_restart.json
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import RankPlacement
 from spotune_trainer.worker_group.rank_process import Assignment, run_rank
+from tests.provenance import commit
 from tests.trainer.support.measured import LLAMAS, make_llama_job
 from tests.trainer.support.runs import Layout, make_task, start_generation
 
@@ -88,6 +89,7 @@ def main() -> None:
         forkserver.ensure_running()
         runs = [generation(directory, job, options.batch) for _ in range(options.kills + 1)]
         found = {
+            "commit": commit(),
             **{name: version(name) for name in ("torch", "deepspeed", "transformers")},
             "model": options.size,
             "cold": runs[0],

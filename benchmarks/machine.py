@@ -6,10 +6,13 @@ import os
 import platform
 from importlib.metadata import version
 
+from tests.provenance import commit
+
 
 def describe_machine(*packages: str) -> dict[str, object]:
-    """Cores, processor, and the versions of Python and of some packages."""
+    """The measured commit, cores, processor, and the versions of Python and of some packages."""
     return {
+        "commit": commit(),
         "cores": os.cpu_count(),
         "processor": platform.processor() or platform.machine(),
         "python": platform.python_version(),

@@ -1,6 +1,6 @@
 """Measures the peak GPU memory of one micro-batch, to check the activation formulas of `spotune plan`.
 
-    python benchmarks/plan_memory.py > benchmarks/plan_memory.json
+    python -m benchmarks.plan_memory > benchmarks/plan_memory.json
 
 Needs one GPU with 100 GB and no network: the models of `spotune.plan.known_models` get random weights. The result is
 the memory of a forward and backward pass beyond weights and gradients, with the loss of `spotune_trainer.models.loss`
@@ -22,6 +22,7 @@ from torch.nn import functional
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from spotune.plan.known_models import KNOWN_CONFIGS
+from tests.provenance import commit
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,8 @@ def main() -> None:
     device = torch.cuda.get_device_properties(0)
     measured = [{**asdict(case), "peak_bytes": measure(case)} for case in cases()]
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    result = {"machine": device.name, "device_bytes": device.total_memory, "versions": versions, "measured": measured}
+    machine = {"machine": device.name, "device_bytes": device.total_memory}
+    result = {"commit": commit(), **machine, "versions": versions, "measured": measured}
     json.dump(result, sys.stdout, indent=1)
     sys.stdout.write("\n")
 

@@ -42,6 +42,7 @@ from tests.cluster.faults.harness import FaultHarness
 from tests.cluster.faults.timeline import recovery, training_intervals
 from tests.cluster.finetune_jobs import RunningJob, workplace
 from tests.cluster.operator_install import installed
+from tests.provenance import commit
 
 STEPS = 100_000
 """More steps than are ever trained: the job is deleted when the benchmark is done."""
@@ -151,6 +152,7 @@ def main() -> None:
     finally:
         machine.down()
     about: dict[str, Any] = {
+        "commit": commit(),
         "cores": os.cpu_count(),
         "loadBefore": round(load, 2),
         "processor": platform.processor() or platform.machine(),

@@ -32,6 +32,7 @@ from spotune_trainer.data.batches import collate
 from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.models.pretrained import build_model, load_tokenizer
 from spotune_trainer.objectives.embedding import embed
+from tests.provenance import commit
 from tests.trainer.support.embedding import embedding_job, embedding_rows, texts_of_steps
 from tests.trainer.support.preference import STEPS
 
@@ -97,7 +98,10 @@ def main() -> None:
             differences[name] = export_difference(job, Path(folder))
     versions = {module.__name__: module.__version__ for module in (sentence_transformers, transformers, torch)}
     output.write_text(
-        json.dumps({"versions": versions, "losses": losses, "exportDifferences": differences}, indent=1) + "\n",
+        json.dumps(
+            {"commit": commit(), "versions": versions, "losses": losses, "exportDifferences": differences}, indent=1
+        )
+        + "\n",
         encoding="utf-8",
     )
 

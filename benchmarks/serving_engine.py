@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, Generation
 from spotune_serve.engine.base import GenerationRequest, SamplingParams
 from spotune_serve.engine.transformers_engine import TransformersEngine
 from spotune_serve.engine.weights.load import load_adapters
+from tests.provenance import commit
 
 PROMPT_TOKENS, NEW_TOKENS, VOCABULARY = 128, 128, 32_000
 BATCHES = (1, 32)
@@ -117,6 +118,7 @@ def main() -> None:
     options = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found: dict[str, Any] = {
+        "commit": commit(),
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
         "prompt_tokens": PROMPT_TOKENS,

@@ -29,6 +29,7 @@ from urllib.parse import urlsplit
 from benchmarks.serving_speed import device
 from benchmarks.serving_speed_model import write_tokenizer
 from benchmarks.serving_vllm_requests import NEW_TOKENS, write_model
+from tests.provenance import commit
 
 STREAMS, PROMPT_WORDS = 32, 200
 NAME = "llama"
@@ -172,7 +173,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("build/serving_gpu_faults.json"))
     parser.add_argument("--model", type=Path, help="a small model with a tokenizer, to try the script on processors")
     options = parser.parse_args()
-    found: dict[str, Any] = {"device": device(), "new tokens": NEW_TOKENS}
+    found: dict[str, Any] = {"commit": commit(), "device": device(), "new tokens": NEW_TOKENS}
     with tempfile.TemporaryDirectory() as work:
         model = options.model or Path(work) / "model"
         if options.model is None:

@@ -38,6 +38,7 @@ from benchmarks.serving_replicas_process import (
     Served,
     save_model,
 )
+from tests.provenance import commit
 
 PARTS = ("checks", "memory", "shared", "shared_without_spinning", "own", "copies", "shared_with_mps")
 COUNTS, OWN_COUNTS, LARGE_COUNTS = (1, 5, 10, 20, 30, 40), (1, 10, 20), (20, 40)
@@ -308,6 +309,7 @@ def measure(options: argparse.Namespace, folder: Path) -> None:
     cuda = options.device == "cuda"
     benchmark = Benchmark(options, folder / "model", sockets)
     benchmark.result |= {
+        "commit": commit(),
         "device": torch.cuda.get_device_name() if cuda else "cpu",
         "processors": os.cpu_count(),
         "torch": torch.__version__,

@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serving_speed_model import MAX_LENGTH, write_model
+from tests.provenance import commit
 
 PROMPT_TOKENS, NEW_TOKENS = 219, 195
 REQUESTS = {1: 16, 32: 128, 256: 768}
@@ -256,6 +257,7 @@ def report(
                 row["ours"]["median_ttft_ms"]["median"] - row["bare"]["median_ttft_ms"]["median"], 3
             )
     found = {
+        "commit": commit(),
         "device": device(),
         "processors": os.cpu_count(),
         "versions": {name: version(name) for name in ("vllm", "ray", "torch", "transformers")},

@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
 from spotune_serve.engine.weights.load import load_model
+from tests.provenance import commit
 
 SIZES: dict[str, dict[str, Any]] = {
     "110M": {
@@ -325,6 +326,7 @@ def main() -> None:
         run_attach(options.folder)
         return
     found: dict[str, Any] = {
+        "commit": commit(),
         "machine": f"{os.cpu_count()} processors, {platform.machine()}",
         "torch": torch.__version__,
         "transformers": transformers.__version__,

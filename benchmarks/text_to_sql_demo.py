@@ -1,7 +1,7 @@
 """Trains the demo's job with several seeds, and reports execution accuracy, loss and speed of each, and their range.
 
     make demo    # once: generates the corpus and its shards
-    python benchmarks/text_to_sql_demo.py --seeds 1 2 42 --output benchmarks/results/text_to_sql_demo.json
+    python -m benchmarks.text_to_sql_demo --seeds 1 2 42 --output benchmarks/results/text_to_sql_demo.json
 
 Each run is `spotune run` with the job of examples/text-to-sql and another `training.seed`, in its own folder. The seed
 determines the initial weights and the order of samples; the corpus and the evaluation set stay the same.
@@ -22,6 +22,7 @@ from typing import Any
 import yaml
 
 from spotune_trainer.job_directory.layout import JobDirectory
+from tests.provenance import commit
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "text-to-sql"
 LIBRARIES = ("torch", "deepspeed", "ray", "transformers")
@@ -40,7 +41,7 @@ def main() -> None:
         print(f"seed {seed}: execution accuracy {runs[-1]['executionAccuracy']:.1%}, {runs[-1]['wallSeconds']:.0f} s")
         accuracies = [run["executionAccuracy"] for run in runs]
         content = {
-            "command": "python benchmarks/text_to_sql_demo.py --seeds " + " ".join(map(str, options.seeds)),
+            "command": "python -m benchmarks.text_to_sql_demo --seeds " + " ".join(map(str, options.seeds)),
             "machine": machine(),
             "baselineExecutionAccuracy": baseline,
             "executionAccuracy": {"lowest": min(accuracies), "highest": max(accuracies)},
@@ -85,7 +86,7 @@ def train(seed: int) -> dict[str, Any]:
 def machine() -> dict[str, Any]:
     """The machine and the software versions."""
     libraries = {name: version(name) for name in LIBRARIES}
-    return {"cores": os.cpu_count(), "python": platform.python_version(), **libraries}
+    return {"commit": commit(), "cores": os.cpu_count(), "python": platform.python_version(), **libraries}
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
 from spotune.job import FinetuneJob
 from spotune_trainer.models.pretrained import build_model, load_tokenizer
+from tests.provenance import commit
 from tests.trainer.support.preference import BATCH, PAIRS, STEPS, preference_job, rows_of_steps, samples_of_steps
 
 OBJECTIVES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
@@ -110,7 +111,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             losses[objective] = step_losses(preference_job(Path(folder), objective), objective, Path(folder))
     versions = {module.__name__: module.__version__ for module in (trl, transformers, torch)}
-    output.write_text(json.dumps({"versions": versions, "losses": losses}, indent=1) + "\n", encoding="utf-8")
+    output.write_text(
+        json.dumps({"commit": commit(), "versions": versions, "losses": losses}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -6,9 +6,18 @@ import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import version
 
+from tests import ROOT
+
 
 def commit() -> str:
-    """Of the checkout, and whether something in it is not committed."""
+    """Of the checkout, and whether something in it is not committed.
+
+    On a machine that has the files without git, SPOTUNE_COMMIT says what they are; without it, "unknown".
+    """
+    if given := os.environ.get("SPOTUNE_COMMIT"):
+        return f"`{given}`"
+    if not (ROOT / ".git").exists():
+        return "unknown"
     changed = " with uncommitted changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
     return f"`{_git('rev-parse', '--short=12', 'HEAD')}`{changed}"
 
@@ -24,4 +33,4 @@ def machine() -> str:
 
 
 def _git(*command: str) -> str:
-    return subprocess.run(["git", *command], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(["git", *command], cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()

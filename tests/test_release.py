@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tomllib
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import yaml
 
 from charts import generate, pin
 from tests import ROOT
-from tests.cluster.own_images import TARGETS, VLLM_TARGET
+from tests.cluster.own_images import SOURCE_DATE_EPOCH, TARGETS, VLLM_TARGET
 
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -42,6 +44,26 @@ def test_image_says_what_it_is(target: str) -> None:
     for name in ("VERSION", "REVISION"):
         assert re.search(rf"^ARG .*\b{name}=", stage, re.MULTILINE), "an argument counts in its own stage alone"
         assert labels[name.lower()] == f"${{{name}}}"
+
+
+def test_images_of_a_release_are_built_as_those_that_are_compared() -> None:
+    page = (ROOT / "docs/release.md").read_text()
+    assert f"--timestamp {SOURCE_DATE_EPOCH} --no-hosts" in page
+    assert DOCKERFILE.count(f"SOURCE_DATE_EPOCH={SOURCE_DATE_EPOCH}") == 1
+
+
+def test_modules_of_images_are_compiled_without_times(tmp_path: Path) -> None:
+    """And those that a lower layer has compiled are left alone."""
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.py").write_text("NAMES = {'a', 'b'}\n")
+    kept = Path(cache_from_source(str(tmp_path / "first.py")))
+    kept.parent.mkdir()
+    kept.write_bytes(b"as it was")
+    command = [sys.executable, "-S", "-B", str(ROOT / "images/compile_bytecode.py"), str(tmp_path)]
+    subprocess.run(command, check=True)
+    compiled = Path(cache_from_source(str(tmp_path / "second.py")))
+    assert kept.read_bytes() == b"as it was"
+    assert int.from_bytes(compiled.read_bytes()[4:8], "little") == 0b01, "hash-based, and not checked (PEP 552)"
 
 
 def test_build_context_holds_what_the_images_are_made_of() -> None:

@@ -16,6 +16,7 @@ import kopf
 from spotune.crd.definition import GROUP, PLURAL
 from spotune_operator.errors import KubernetesError
 from spotune_operator.kube.client import JOBS, Kube
+from spotune_operator.kube.requirements import RAY, unmet_requirement
 from spotune_operator.manager import Manager
 from spotune_operator.notifications.targets import parse_targets
 from spotune_operator.runtime.logs import log_as_json
@@ -90,9 +91,11 @@ def _configure(settings: kopf.OperatorSettings) -> None:
     settings.queueing.idle_timeout = 1.0
 
 
-async def _startup_problem(kube: Kube) -> str | None:
-    """Why the operator cannot start watching yet: kopf would not notice a CRD that is installed later."""
+async def startup_problem(kube: Kube) -> str | None:
+    """Why the operator cannot start yet, and the remedy: kopf would not notice a CRD that is installed later."""
     try:
+        if unmet := unmet_requirement(await kube.document("/version"), await kube.document(f"/openapi/v3/apis/{RAY}")):
+            return unmet
         is_served = await kube.serves(JOBS)
     except KubernetesError as error:
         return str(error)
@@ -101,8 +104,11 @@ async def _startup_problem(kube: Kube) -> str | None:
 
 async def _run(settings: Settings) -> None:
     async with Kube(login) as kube:
-        while (problem := await _startup_problem(kube)) is not None:
-            logger.warning("%s", problem)
+        logged = None
+        while (problem := await startup_problem(kube)) is not None:
+            if problem != logged:
+                logger.warning("waiting: %s", problem)
+            logged = problem
             await asyncio.sleep(_CRD_POLL_SECONDS)
     scope: Any = {"namespaces": settings.namespaces} if any(settings.namespaces) else {"clusterwide": True}
     # Without an identity, kopf looks up the name of its Unix user, which an image need not have.

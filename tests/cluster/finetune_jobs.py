@@ -20,6 +20,7 @@ from typing import Any
 from spotune.job import FinetuneJob
 from spotune_operator.children.resolved_job import resolve
 from spotune_operator.providers import PROVIDERS, ProviderName
+from spotune_testcluster.cluster import Cluster
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from spotune_testcluster.waiting import wait_for
@@ -47,7 +48,8 @@ READER = "reader"
 SECONDS_TO_TRAIN = 1800.0
 SECONDS_TO_READ = 300.0
 """A restarted node may take minutes until it runs its pods again."""
-INPUTS = "/data/inputs"
+MOUNTED_AT = "/data"
+INPUTS = f"{MOUNTED_AT}/inputs"
 PACED = f"{INPUTS}/paced"
 """Folder on the volume by which a worker makes its steps at a pace: see `tests.cluster.paced`."""
 _STEPS_TO_THE_END = 20
@@ -115,7 +117,7 @@ class Workplace:
 
     def start_reader(self, name: str, claim_name: str, node: str) -> None:
         """Start a pod with a volume at /data."""
-        found = restricted(pod(name, self.cluster.image, node=node, claims={"/data": claim_name}))
+        found = restricted(pod(name, self.cluster.image, node=node, claims={MOUNTED_AT: claim_name}))
         self.kubectl.apply(found)
         wait_until_running(self.kubectl, name, seconds=SECONDS_TO_READ)
 
@@ -203,6 +205,8 @@ class RunningJob:
         self._job = FinetuneJob.model_validate(manifest)
         self.workers = self._job.spec.workers.count
         self._reader = READER
+        self._claim = CLAIM
+        self._volumes: dict[str, str] = {}
 
     @property
     def directory(self) -> str:
@@ -290,15 +294,25 @@ class RunningJob:
         """Move the reader to the volume that the operator made for this job, and copy the inputs to it."""
         own = f"spotune-{self.name}"
         wait_for(f"claim {own}", 60, lambda: self.kubectl("get", "pvc", own, "--ignore-not-found"), every=0.3)
-        self._reader = f"reader-{self.name}"
+        self._reader, self._claim = f"reader-{self.name}", own
         self.workplace.start_reader(self._reader, own, self.workplace.cluster.nodes[0])
         copy_to_pod(self.kubectl, self._reader, inputs or self.workplace.inputs, target)
 
     def progress(self) -> dict[str, Any]:
         """The progress that the trainer wrote to the volume; {} before the first."""
-        script = f"cat {self.directory}/status.json 2>/dev/null || echo '{{}}'"
-        found: dict[str, Any] = json.loads(self.on_volume("bash", "-c", script))
+        if machine := self.workplace.cluster.machine:  # a command in a pod takes the processors as long as some steps
+            status = self._folder_on(machine) / "status.json"
+            printed = machine.enter("cat", str(status), check=False).stdout
+        else:
+            printed = self.on_volume("bash", "-c", f"cat {self.directory}/status.json 2>/dev/null || true")
+        found: dict[str, Any] = json.loads(printed or "{}")
         return found
+
+    def _folder_on(self, machine: Cluster) -> Path:
+        """The job's folder within the namespaces of the cluster, which mounts each volume."""
+        if self._claim not in self._volumes:
+            self._volumes[self._claim] = self.kubectl.get("pvc", self._claim)["spec"]["volumeName"]
+        return machine.files.volumes / self._volumes[self._claim] / Path(self.directory).relative_to(MOUNTED_AT)
 
     def wait_for_progress(
         self, what: str, wanted: Callable[[dict[str, Any]], bool], seconds: float = SECONDS_TO_TRAIN

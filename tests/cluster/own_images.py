@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from tests import ROOT
 
@@ -26,6 +27,11 @@ VLLM_TARGET = "serve-vllm"
 """Built only when it is asked for: nothing here can run it without a GPU."""
 _PACKAGES = "python3,python3-venv,ca-certificates"
 _RELEASE = "bookworm"  # whose Python is 3.11
+_COMPILE = "python3 -S -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3 /usr/lib/python3.11"
+_HOOK = f'--customize-hook=PYTHONHASHSEED=0 chroot "$1" {_COMPILE}'
+"""Debian's bytecode names the times of its modules, which all become SOURCE_DATE_EPOCH."""
+SOURCE_DATE_EPOCH = 1580601600
+"""The time of all files of an image, 2 February 2020, as in wheels: with that of the build, each layer would be new."""
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 """This machine's certificates: a proxy to its package registries may have its own."""
 
@@ -50,11 +56,12 @@ class Buildah:
     def make_base(self) -> None:
         """Make a Debian with Python, for all base images."""
         with tempfile.NamedTemporaryFile(suffix=".tar", dir=self.store) as archive:
-            install = ("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={_PACKAGES}")
-            subprocess.run([*install, _RELEASE, archive.name], check=True)
+            install = ("mmdebstrap", "--quiet", "--mode=root", "--variant=minbase", f"--include={_PACKAGES}", _HOOK)
+            environment = {**os.environ, "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH)}
+            subprocess.run([*install, _RELEASE, archive.name], check=True, env=environment)
             container = self("from", "scratch").strip()
             self("add", "--quiet", container, archive.name, "/")
-        self("commit", "--quiet", "--rm", container, BASE)
+        self("commit", "--quiet", "--rm", f"--timestamp={SOURCE_DATE_EPOCH}", container, BASE)
 
     def build(self, target: str) -> None:
         """Build a target of the Dockerfile on that base."""
@@ -64,6 +71,8 @@ class Buildah:
             "--tag",
             f"localhost/{image_name(target)}",
             f"--build-arg=VERSION={version('spotune')}",
+            f"--timestamp={SOURCE_DATE_EPOCH}",
+            "--no-hosts",  # /etc/hosts of an image would name this machine
         )
         trust = [f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro"]
         trust += [f"--env={variable}={_CERTIFICATES}" for variable in ("SSL_CERT_FILE", "PIP_CERT")]
@@ -77,12 +86,16 @@ class Buildah:
         self("push", "--quiet", f"localhost/{name}", f"docker-archive:{archive}:docker.io/{name}")
         return archive
 
-    def pulled_bytes(self, target: str) -> list[int]:
-        """Compressed bytes of each layer above the base, the lowest first."""
+    def manifest(self, target: str) -> dict[str, Any]:
+        """The manifest of an image as a registry gets it: digests and sizes of its configuration and layers."""
         with tempfile.TemporaryDirectory(dir=self.store) as folder:
             self("push", "--quiet", "--format=oci", f"localhost/{image_name(target)}", f"dir:{folder}")
-            layers = json.loads((Path(folder) / "manifest.json").read_text())["layers"]
-        return [layer["size"] for layer in layers[1:]]
+            found: dict[str, Any] = json.loads((Path(folder) / "manifest.json").read_text())
+        return found
+
+    def pulled_bytes(self, target: str) -> list[int]:
+        """Compressed bytes of each layer above the base, the lowest first."""
+        return [layer["size"] for layer in self.manifest(target)["layers"][1:]]
 
 
 def build_all(folder: Path, buildah: Buildah, targets: Sequence[str] = TARGETS) -> None:

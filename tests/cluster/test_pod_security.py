@@ -74,11 +74,11 @@ def check_by_kyverno(pods: Sequence[RenderedPod]) -> set[tuple[str, str]]:
     scope="module",
     params=[
         pytest.param(check_as_api_server, id="api-server"),
-        pytest.param(check_by_kyverno, id="kyverno", marks=[pytest.mark.long, pytest.mark.timeout(1800)]),
+        pytest.param(check_by_kyverno, id="kyverno", marks=[pytest.mark.long, pytest.mark.timeout(7200)]),
     ],
 )
 def check(request: pytest.FixtureRequest) -> Check:
-    """One of the programs. Kyverno's command line is built once, for minutes."""
+    """One of the programs. Kyverno's command line is built once, for minutes, or half an hour beside other work."""
     found: Check = request.param
     return found
 

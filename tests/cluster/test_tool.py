@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from spotune_testcluster import providers, requirements
-from spotune_testcluster.binaries import MODULES, Module
+from spotune_testcluster.binaries import MODULES, SOURCES, Module, modules, other_version
 from spotune_testcluster.errors import CannotRunHereError, ClusterError, DidNotStartError, NotRunningError
 from spotune_testcluster.home import Home
 from spotune_testcluster.init import ask, process_id
@@ -148,6 +148,22 @@ def test_every_program_is_built_once() -> None:
     names = [name for module in MODULES for name in module.programs.values()]
     assert len(names) == len(set(names))
     assert {"kube-apiserver", "kubelet", "etcd", "ray-operator", "helm"} <= set(names)
+
+
+def test_chosen_versions_replace_programs() -> None:
+    assert modules({}) == MODULES
+    chosen = modules({"SPOTUNE_TESTCLUSTER_KUBERNETES": "1.29", "SPOTUNE_TESTCLUSTER_KUBERAY": "1.5"})
+    assert [module.folder for module in chosen[len(MODULES) :]] == ["kubernetes/1.29", "kuberay/1.5"]
+    known = {name for module in MODULES for name in module.programs.values()}
+    for folder in SOURCES.glob("ku*/*/go.mod"):
+        module = other_version(str(folder.parent.relative_to(SOURCES)))
+        assert set(module.programs.values()) <= known
+        assert module.folder.startswith("kuberay") or f"gitVersion=v{folder.parent.name}." in module.flags
+
+
+def test_unknown_version_names_the_known_ones() -> None:
+    with pytest.raises(ClusterError, match=r"there is no kubernetes/1\.2; .*1\.29"):
+        other_version("kubernetes/1.2")
 
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,8 @@ def scaled_step_seconds(measured: Mapping[int, float], workers: int) -> float:
         measured: seconds of a step by number of workers; not empty.
         workers: at least 1.
     """
+    if workers in measured:
+        return measured[workers]
     nearest = min(measured, key=lambda count: (abs(math.log(count / workers)), count))
     return measured[nearest] * nearest / workers
 

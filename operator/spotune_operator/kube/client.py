@@ -227,11 +227,15 @@ class Kube:
         groups = {found["name"] for found in (await self._json("GET", "/apis", {}))["groups"]}
         if group not in groups:
             return False
+        known = await self.document(f"/apis/{group}/{version}")
+        return known is not None and resource.plural in {found["name"] for found in known["resources"]}
+
+    async def document(self, path: str) -> Manifest | None:
+        """A document such as ``/version``; None if the API server has none at this path."""
         try:
-            known = await self._json("GET", f"/apis/{group}/{version}", {})
+            return await self._json("GET", path, {})
         except NotFoundError:
-            return False
-        return resource.plural in {found["name"] for found in known["resources"]}
+            return None
 
     async def pages(self, resource: Resource, namespace: str, labels: str) -> AsyncIterator[tuple[list[Manifest], str]]:
         """List all objects, as pages with the version of the list."""

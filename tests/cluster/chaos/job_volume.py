@@ -15,8 +15,8 @@ from spotune_testcluster.cluster import Cluster
 from spotune_testcluster.errors import ClusterError
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.cluster.chaos.errors import NothingToHitError
+from tests.cluster.finetune_jobs import MOUNTED_AT
 
-_MOUNTED_AT = "/data"
 _KEPT_FREE_BYTES = 64 << 10
 """The file system needs some blocks for itself; they are filled by ordinary writes."""
 _NOT_COPIED = ("checkpoints", "logs/tensorboard")
@@ -44,7 +44,7 @@ class JobVolume:
     @property
     def job(self) -> JobDirectory:
         """The job's folder, within the namespaces of the cluster."""
-        return JobDirectory(self.mount / Path(self.directory).relative_to(_MOUNTED_AT))
+        return JobDirectory(self.mount / Path(self.directory).relative_to(MOUNTED_AT))
 
     def progress(self) -> dict[str, Any]:
         """The driver's last status."""
@@ -105,7 +105,7 @@ class JobVolume:
         self._run("rm", "--force", str(self._full_speed(folder)))
 
     def _full_speed(self, folder: str) -> Path:
-        return self.mount / Path(folder).relative_to(_MOUNTED_AT) / "at-full-speed"
+        return self.mount / Path(folder).relative_to(MOUNTED_AT) / "at-full-speed"
 
     def copy_to(self, folder: Path) -> JobDirectory:
         """Copy the job's files without checkpoints into a new folder."""

@@ -123,7 +123,7 @@ def test_a_damaged_checkpoint_is_named_as_the_process_has_found_it(
     content = bytearray((checkpoint.path / "state.pt").read_bytes())
     content[100] ^= 1
     (checkpoint.path / "state.pt").write_bytes(content)
-    _, [error, _] = run_generation(directory, command_job(*TORCHRUN, code=EXAMPLE))
+    _, [error] = run_generation(directory, command_job(*TORCHRUN, code=EXAMPLE), world_size=1)
     failure = describe(0, error)
     assert (failure.kind, failure.checkpoint) == ("CorruptCheckpointError", str(checkpoint.name))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from spotune_trainer import files
-from spotune_trainer.driver.measured_times import lost_early_share
+from spotune_trainer.driver.world_size.measured_times import lost_early_share
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.worker_group.result import Yielded

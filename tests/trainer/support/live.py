@@ -119,9 +119,10 @@ class LiveRun:
 
     def driver(self) -> Process:
         """The process of the running driver."""
-        found = self._members(lambda command: "spotune_trainer.driver" in command)
-        assert found, "no driver runs"
-        return found[-1]
+        jobs = self._members(lambda command: "-m spotune_trainer.driver" in command)
+        assert jobs, "no driver runs"
+        early = self._members(lambda command: "spotune_trainer.driver.__main__ import start_early" in command)
+        return (early or jobs)[-1]
 
     def ranks(self) -> dict[int, Process]:
         """The running processes of the newest generation by rank, from the pids in their logs."""

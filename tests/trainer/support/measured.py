@@ -24,6 +24,7 @@ from spotune.job import FinetuneJob
 from spotune.job_file.load import load_job
 from spotune_trainer.training.worker import Worker
 from tests.examples.jobs import JOB_FILES, config_of
+from tests.provenance import commit
 from tests.trainer.support.layouts import BACKENDS
 from tests.trainer.support.tiny import VOCABULARY, make_job, save_source, save_tokenizer
 
@@ -232,8 +233,9 @@ def from_first_rank(value: Any) -> Any:
 
 
 def machine() -> dict[str, Any]:
-    """The machine of a measurement: device, world size, versions."""
+    """Commit and machine of a measurement: device, world size, versions."""
     return {
+        "commit": commit(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "worldSize": int(os.environ["LOCAL_WORLD_SIZE"]),
         **{name: version(name) for name in ("torch", "deepspeed", "transformers")},

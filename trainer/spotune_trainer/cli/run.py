@@ -112,7 +112,7 @@ def _train(
 
     workers = job.spec.workers
     gpus, starts_agent = workers.gpus > 0, not job.spec.training.has_user_code
-    head = LocalRay(run_directory.root, workers.world_size, gpus=gpus, starts_agent=starts_agent)
+    head = LocalRay(run_directory.root, workers.world_size, gpus=gpus, starts_agent=starts_agent, starts_driver=True)
     view = _view(job.metadata.name, console)
     supervisor = Supervisor(run_directory, lambda: job.spec.retry, head, view, verbose=verbose, mirror=mirror)
     with ProgressServer(run_directory, supervisor.health_problem, port=port) as server:

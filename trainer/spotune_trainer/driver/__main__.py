@@ -15,15 +15,12 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import ray
+from typing import TYPE_CHECKING, NoReturn
 
 from spotune.errors import SpotuneError
-from spotune_trainer.job_directory.job import job_of
+from spotune_trainer.driver.early_start import run_in_early_driver, wait_for_job
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.observability.logs.line_format import LineFormatter
-from spotune_trainer.worker_group.agent_pool import AgentPool
+from spotune_trainer.job_directory.process_marker import EARLY_DRIVER_SOCKET
 
 if TYPE_CHECKING:
     from spotune_trainer.driver.driver import Driver
@@ -33,6 +30,8 @@ logger = logging.getLogger("spotune.driver")
 
 def main(arguments: list[str] | None = None) -> int:
     """Entry point of the Ray job."""
+    from spotune_trainer.observability.logs.line_format import LineFormatter
+
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--directory", type=Path, required=True, help="the job's folder on the volume")
     parser.add_argument("--attempt", type=int, required=True, help="number of this attempt")
@@ -53,6 +52,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def run_driver(directory: JobDirectory, attempt: int) -> int:
     """One attempt, from connecting to Ray to its exit code."""
+    import ray
+
+    from spotune_trainer.job_directory.job import job_of
+    from spotune_trainer.worker_group.agent_pool import AgentPool
+
     job = job_of(directory)
     assert job is not None, "the supervisor has written it"
     started = time.monotonic()
@@ -79,8 +83,19 @@ def run_attempt(driver: Driver) -> int:
     return 0
 
 
+def start_early() -> NoReturn:
+    """Import everything, wait for the Ray job that connects, and be its driver."""
+    wait_for_job(Path(os.environ[EARLY_DRIVER_SOCKET]), _import_everything, main)
+
+
+def _import_everything() -> None:
+    import spotune_trainer.driver.driver
+    import spotune_trainer.worker_group.agent_pool  # noqa: F401 - also imports Ray
+
+
 if __name__ == "__main__":
-    code = main()
+    ended = run_in_early_driver(sys.argv[1:])
+    code = main() if ended is None else ended
     logging.shutdown()
     sys.stdout.flush()
     # Everything is on the volume; an orderly end of Ray's client would take seconds that nobody needs.

@@ -31,13 +31,13 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.adoption import Adoption
 from spotune_trainer.driver.bucket import DriverBucket
-from spotune_trainer.driver.node_watch import NodeWatch
 from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
-from spotune_trainer.driver.resizing import Resizing, RunningGroup, replacement_times
 from spotune_trainer.driver.results import write_result
-from spotune_trainer.driver.scaling import choose_world_size, waiting_message
 from spotune_trainer.driver.status_publisher import StatusPublisher
+from spotune_trainer.driver.world_size.node_watch import NodeWatch
+from spotune_trainer.driver.world_size.resizing import Resizing, RunningGroup, replacement_times
+from spotune_trainer.driver.world_size.scaling import choose_world_size, waiting_message
 from spotune_trainer.evaluation.harness import check_tasks
 from spotune_trainer.evaluation.metrics import build_metrics
 from spotune_trainer.export.hub import upload_checkpoints, upload_export

@@ -17,15 +17,21 @@ from spotune.crd.definition import (
 from spotune.job import KIND
 from spotune.service import SERVICE_KIND
 from spotune_operator.cli.doctor.check import Check, Forbidden, failed, passed, warning
+from spotune_operator.kube.requirements import (
+    INSTALL_KUBERAY,
+    OLDEST_KUBERAY,
+    UPGRADE_KUBERAY,
+    UPGRADE_KUBERNETES,
+    is_too_old,
+    kuberay_problem,
+    kubernetes_version,
+    properties_of,
+    schema_of,
+)
 
 Manifest = Mapping[str, Any]
 Path = tuple[str, ...]
 
-OLDEST_KUBERNETES: Final = (1, 29)
-"""Since this version, every API server evaluates the CRD's CEL rules with field paths."""
-OLDEST_KUBERAY: Final = (1, 5, 1)
-"""The first version with working token authentication (``authOptions``)."""
-_INSTALL_KUBERAY: Final = "install KubeRay 1.5.1 or newer with its Helm chart kuberay-operator or its manifests"
 _APPLY_DEFINITION: Final = "spotune crd | kubectl apply --server-side --filename -"
 _INSTALL_OPERATOR: Final = (
     "install the operator: helm install spotune charts/spotune --namespace spotune-system --create-namespace --wait"
@@ -43,11 +49,9 @@ def api_server(version: Manifest, server: str) -> Check:
         version: Response of ``/version``.
         server: URL of the API server.
     """
-    found = tuple(int(re.sub(r"\D.*", "", str(version[part])) or 0) for part in ("major", "minor"))
-    message = f"Kubernetes {str(version['gitVersion']).removeprefix('v')} at {server}"
-    if found < OLDEST_KUBERNETES:
-        desired = ".".join(map(str, OLDEST_KUBERNETES))
-        return failed("api-server", message, f"upgrade the cluster to Kubernetes {desired} or newer")
+    message = f"Kubernetes {kubernetes_version(version)} at {server}"
+    if is_too_old(version):
+        return failed("api-server", message, UPGRADE_KUBERNETES)
     return passed("api-server", message)
 
 
@@ -58,12 +62,8 @@ def kuberay_definition(published: Manifest | None) -> Check:
         published: OpenAPI document of ``ray.io/v1``; None if the API server does not serve this group.
     """
     name = "kuberay-crd"
-    spec = _properties(_schema_of(published, "RayCluster")).get("spec")
-    if spec is None:
-        return failed(name, "RayClusters are not defined in this cluster: KubeRay is not installed", _INSTALL_KUBERAY)
-    if "authOptions" not in _properties(spec):
-        message = "the RayCluster CRD has no authOptions: KubeRay is older than 1.5 and has no token authentication"
-        return failed(name, message, f"{_INSTALL_KUBERAY}; helm does not upgrade CRDs that are already installed")
+    if problem := kuberay_problem(published):
+        return failed(name, *problem)
     return passed(name, "the RayCluster CRD has authOptions, so KubeRay is 1.5 or newer")
 
 
@@ -74,12 +74,12 @@ def kuberay_operator(deployments: Sequence[Manifest] | Forbidden) -> Check:
         return warning(name, f"cannot check whether it runs: {deployments.reason}")
     found = next(filter(_is_kuberay, deployments), None)
     if found is None:
-        remedy = f"unless your cloud provider runs it, {_INSTALL_KUBERAY}"
+        remedy = f"unless your cloud provider runs it, {INSTALL_KUBERAY}"
         return warning(name, "no Deployment of KubeRay's operator was found; the cloud provider may run it", remedy)
     image = _image(found)
     version = re.search(r":v?(\d+)\.(\d+)\.(\d+)", image)
     if version and tuple(map(int, version.groups())) < OLDEST_KUBERAY:
-        return failed(name, f"{image} is older than {'.'.join(map(str, OLDEST_KUBERAY))}", _INSTALL_KUBERAY)
+        return failed(name, f"{image} is older than {'.'.join(map(str, OLDEST_KUBERAY))}", INSTALL_KUBERAY)
     return _readiness(name, found, image)
 
 
@@ -89,7 +89,7 @@ def job_definition(published: Manifest | None) -> Check:
     Args:
         published: OpenAPI document of spotune's API group; None if the API server does not serve it.
     """
-    theirs = _schema_of(published, KIND)
+    theirs = schema_of(published, KIND)
     if not theirs:
         message = "FinetuneJobs are not defined in this cluster"
         return failed(f"{KIND.lower()}-crd", message, f"install the CRD: {_APPLY_DEFINITION}")
@@ -98,7 +98,7 @@ def job_definition(published: Manifest | None) -> Check:
 
 def service_definition(published: Manifest | None) -> Check:
     """The CRD of ModelServices, compared with the one of this spotune version; ``published`` as for jobs."""
-    theirs = _schema_of(published, SERVICE_KIND)
+    theirs = schema_of(published, SERVICE_KIND)
     if not theirs:
         message = "ModelServices are not defined in this cluster: it can train models and not serve them"
         return warning(f"{SERVICE_KIND.lower()}-crd", message, f"install the CRD: {_APPLY_DEFINITION}")
@@ -111,11 +111,11 @@ def ray_service_definition(published: Manifest | None) -> Check:
     Args:
         published: OpenAPI document of ``ray.io/v1``; None if the API server does not serve this group.
     """
-    name, remedy = "rayservice-crd", f"{_INSTALL_KUBERAY}; helm does not upgrade CRDs that are already installed"
-    spec = _properties(_schema_of(published, "RayService")).get("spec")
+    name, remedy = "rayservice-crd", UPGRADE_KUBERAY
+    spec = properties_of(schema_of(published, "RayService")).get("spec")
     if spec is None:
         return warning(name, "RayServices are not defined in this cluster: it cannot serve models", remedy)
-    if missing := [field for field in _RAY_SERVICE_FIELDS if field not in _properties(spec)]:
+    if missing := [field for field in _RAY_SERVICE_FIELDS if field not in properties_of(spec)]:
         message = f"the RayService CRD has no {' and no '.join(missing)}: KubeRay is too old to serve models"
         return warning(name, message, remedy)
     return passed(name, "the RayService CRD has all fields that ModelServices need")
@@ -185,20 +185,9 @@ def _image(deployment: Manifest) -> str:
     return containers[0]["image"]
 
 
-def _schema_of(published: Manifest | None, kind: str) -> Mapping[str, Any]:
-    """The schema of a kind in an OpenAPI document; empty if it is missing."""
-    schemas: Mapping[str, Any] = ((published or {}).get("components") or {}).get("schemas") or {}
-    return next((schema for name, schema in schemas.items() if name.endswith(f".{kind}")), {})
-
-
-def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = schema.get("properties") or {}
-    return found
-
-
 def _fields(schema: Mapping[str, Any], path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """Path and constraints of every field below spec and status."""
-    for name, field in _properties(schema).items():
+    for name, field in properties_of(schema).items():
         if path or name in ("spec", "status"):
             yield (*path, name), _constraints(field)
             yield from _fields(field, (*path, name))

@@ -1,8 +1,14 @@
-"""Builds the programs of a test cluster, Helm and kubeconform from pinned Go modules, outside the checkout."""
+"""Builds the programs of a test cluster, Helm and kubeconform from pinned Go modules, outside the checkout.
+
+Two environment variables choose other versions: SPOTUNE_TESTCLUSTER_KUBERNETES=1.29 takes the programs of
+`kubernetes/1.29`, and SPOTUNE_TESTCLUSTER_KUBERAY=1.5 those of `kuberay/1.5`. Such a folder has the go.mod of one
+version, whose tools are the programs. All others are those of `binaries`.
+"""
 
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -19,15 +25,20 @@ from spotune_testcluster.home import REPOSITORY
 SOURCES = REPOSITORY / "tests/cluster"
 KUBERNETES = "v1.34.4"
 VERSION = "k8s.io/component-base/version"
-KUBERNETES_FLAGS = " ".join(
-    [
-        "-s -w",
-        f"-X {VERSION}.gitVersion={KUBERNETES}",
-        f"-X {VERSION}.gitMajor=1",
-        f"-X {VERSION}.gitMinor=34",
-        f"-X {VERSION}.gitTreeState=clean",
-    ]
-)
+OPERATOR = "github.com/ray-project/kuberay/ray-operator"
+CHOICES = {"kubernetes": "SPOTUNE_TESTCLUSTER_KUBERNETES", "kuberay": "SPOTUNE_TESTCLUSTER_KUBERAY"}
+"""The environment variable that chooses a version, by the folder of all versions."""
+
+
+def kubernetes_flags(version: str) -> str:
+    """Linker flags by which the programs of Kubernetes know their version, such as v1.34.4."""
+    parts = {
+        "gitVersion": version,
+        "gitMajor": "1",
+        "gitMinor": version.split(".")[1],
+        "gitTreeState": "clean",
+    }
+    return " ".join(["-s -w", *(f"-X {VERSION}.{name}={value}" for name, value in parts.items())])
 
 
 @dataclass(frozen=True)
@@ -75,10 +86,10 @@ MODULES = (
             "k8s.io/kubernetes/cmd/kube-proxy": "kube-proxy",
             "k8s.io/kubernetes/cmd/kubectl": "kubectl",
             "go.etcd.io/etcd/server/v3": "etcd",
-            "github.com/ray-project/kuberay/ray-operator": "ray-operator",
+            OPERATOR: "ray-operator",
             "./coredns": "coredns",
         },
-        flags=KUBERNETES_FLAGS,
+        flags=kubernetes_flags(KUBERNETES),
         sources=("go.mod", "go.sum", "coredns/*.go"),
     ),
     Module(
@@ -101,6 +112,34 @@ MODULES = (
 )
 
 
+def modules(environment: Mapping[str, str] = os.environ) -> tuple[Module, ...]:
+    """The modules of a cluster, those of chosen versions last: their programs take the place of earlier ones.
+
+    Raises:
+        ClusterError: There is no such version.
+    """
+    chosen = {folder: environment.get(variable, "") for folder, variable in CHOICES.items()}
+    return (*MODULES, *(other_version(f"{folder}/{version}") for folder, version in chosen.items() if version))
+
+
+def other_version(folder: str) -> Module:
+    """The module of another version: `kubernetes/1.29` or `kuberay/1.5`.
+
+    Raises:
+        ClusterError: There is no such version.
+    """
+    file = SOURCES / folder / "go.mod"
+    if not file.is_file():
+        known = sorted(path.parent.name for path in file.parent.parent.glob("*/go.mod"))
+        raise ClusterError(f"there is no {folder}; versions besides that of `binaries`: {', '.join(known)}")
+    text = file.read_text()
+    packages = re.search(r"^tool \(\n(.*?)^\)", text, re.MULTILINE | re.DOTALL)
+    tools = packages[1].split() if packages else re.findall(r"^tool (\S+)", text, re.MULTILINE)
+    version = re.search(r"^\s*(?:require )?k8s\.io/kubernetes (v\S+)", text, re.MULTILINE)
+    flags = kubernetes_flags(version[1]) if version else "-s -w"
+    return Module(folder, {package: _go_name(package) for package in tools}, flags)
+
+
 def build(home: Path, report: Callable[[str], None]) -> Path:
     """Return the folder with every program. Missing programs are built, once (about ten minutes on two cores).
 
@@ -113,7 +152,7 @@ def build(home: Path, report: Callable[[str], None]) -> Path:
         ClusterError: A build failed; the message has the compiler's output.
     """
     with _locked_store(home) as store:
-        parts = [_build_module(store, module, report) for module in MODULES]
+        parts = [_build_module(store, module, report) for module in modules()]
         everything = store / hashlib.sha256(" ".join(part.name for part in parts).encode()).hexdigest()[:16]
         if not everything.exists():
             _link_all(parts, everything)
@@ -140,13 +179,13 @@ def _locked_store(home: Path) -> Iterator[Path]:
 
 def are_built(home: Path) -> bool:
     """Whether every program is built."""
-    return all(_target(home / "binaries", module).exists() for module in MODULES)
+    return all(_target(home / "binaries", module).exists() for module in modules())
 
 
-def kuberay_resources() -> Path:
-    """The folder of KubeRay's custom resource definitions, a part of its Go module."""
-    command = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", "github.com/ray-project/kuberay/ray-operator"]
-    found = subprocess.run(command, cwd=SOURCES / "binaries", capture_output=True, text=True, check=True)
+def kuberay_resources(folder: str = "binaries") -> Path:
+    """The folder of KubeRay's custom resource definitions, a part of its Go module, at the version of our module."""
+    command = ["go", "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", OPERATOR]
+    found = subprocess.run(command, cwd=SOURCES / folder, capture_output=True, text=True, check=True)
     return Path(found.stdout.strip()) / "config/crd/bases"
 
 
@@ -164,15 +203,15 @@ def _build_module(store: Path, module: Module, report: Callable[[str], None]) ->
         for package, name in module.programs.items():
             built = output / _go_name(package)
             built.rename(output / name)
-        if module.folder == "binaries" and "ray-operator" in module.programs.values():
-            shutil.copytree(kuberay_resources(), output / "kuberay-crds")
+        if OPERATOR in module.programs:
+            shutil.copytree(kuberay_resources(module.folder), output / "kuberay-crds")
         output.rename(target)
     report(f"built in {time.monotonic() - began:.0f} s")
     return target
 
 
 def _target(store: Path, module: Module) -> Path:
-    return store / f"{module.folder}-{module.key()}"
+    return store / f"{module.folder.replace('/', '-')}-{module.key()}"
 
 
 def _go_build(module: Module, output: Path) -> None:
@@ -181,6 +220,7 @@ def _go_build(module: Module, output: Path) -> None:
         "build",
         "-mod=readonly",
         "-trimpath",
+        "-gcflags=all=-dwarf=false",  # a tenth of the compiler's time; the linker leaves debug information out anyway
         "-ldflags",
         module.flags,
         "-o",
@@ -206,5 +246,7 @@ def _link_all(parts: list[Path], everything: Path) -> None:
     unfinished.mkdir()
     for part in parts:
         for program in part.iterdir():
-            (unfinished / program.name).symlink_to(program)
+            link = unfinished / program.name
+            link.unlink(missing_ok=True)  # the same program at the default version
+            link.symlink_to(program)
     unfinished.rename(everything)

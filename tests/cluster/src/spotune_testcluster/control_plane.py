@@ -17,6 +17,8 @@ from spotune_testcluster.settings import ClusterSettings, NodeSettings
 
 ETCD = "http://127.0.0.1:2379"
 ETCD_PEER = "http://127.0.0.1:2380"
+NFTABLES_BY_DEFAULT = 31
+"""The first minor version whose kube-proxy needs no feature gate for nftables."""
 KUBERAY_HEALTH = "127.0.0.1:18082"
 USERS = {  # kubeconfig: (user, group)
     "controller-manager": ("system:kube-controller-manager", ""),
@@ -113,22 +115,23 @@ def components(files: ClusterFiles, settings: ClusterSettings) -> dict[str, Comp
         "provisioner": _provisioner(files, settings),
         "kuberay-operator": _kuberay(files, settings),
     }
-    _write_files(files)
+    _write_files(files, settings)
     return {name: Component(command, files.logs / f"{name}.log") for name, command in commands.items()}
 
 
-def _write_files(files: ClusterFiles) -> None:
+def _write_files(files: ClusterFiles, settings: ClusterSettings) -> None:
     (files.root / "audit-policy.yaml").write_text(AUDIT_POLICY)
     (files.root / "Corefile").write_text(
         f".:53 {{\n  bind {network.CONTROL_PLANE}\n  errors\n  kubernetes {network.DOMAIN} in-addr.arpa {{\n"
         f"    kubeconfig {files.pki / 'coredns.kubeconfig'}\n    ttl 1\n  }}\n  cache 1\n}}\n"
     )
-    write_kube_proxy(files.root / "kube-proxy.json", files.pki / "kube-proxy.kubeconfig", "control-plane")
+    kubeconfig = files.pki / "kube-proxy.kubeconfig"
+    write_kube_proxy(files.root / "kube-proxy.json", kubeconfig, "control-plane", settings.binaries)
 
 
-def write_kube_proxy(path: Path, kubeconfig: Path, node: str) -> None:
+def write_kube_proxy(path: Path, kubeconfig: Path, node: str, binaries: Path) -> None:
     """Write the configuration of kube-proxy for one network namespace."""
-    config = {
+    config: dict[str, Any] = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "nftables",
@@ -140,7 +143,15 @@ def write_kube_proxy(path: Path, kubeconfig: Path, node: str) -> None:
         "healthzBindAddress": "127.0.0.1:10256",
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
     }
+    if _minor(binaries / "kube-proxy") < NFTABLES_BY_DEFAULT:
+        config["featureGates"] = {"NFTablesProxyMode": True}
     path.write_text(json.dumps(config))
+
+
+def _minor(program: Path) -> int:
+    """The minor version of a program of Kubernetes, which prints `Kubernetes v1.29.15`."""
+    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+    return int(said.split(".")[1])
 
 
 def _etcd(files: ClusterFiles, settings: ClusterSettings) -> list[str]:

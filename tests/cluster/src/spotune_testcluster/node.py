@@ -59,7 +59,7 @@ def run(files: NodeFiles) -> None:
     mount_template(
         Images(shared.template, shared.layers), Path("/var/lib/containerd"), link_root=files.var_lib / "containerd"
     )
-    _write_files(files, cluster, settings)
+    _write_files(files, cluster, shared, settings)
     init = Init(files.socket)
     init.operations |= {"shut-down": lambda question: _shut_down(init, question), "gpu": _set_gpu, "gpus": _gpus}
     for name, command in _commands(cluster, shared, settings).items():
@@ -92,14 +92,15 @@ def _commands(cluster: ClusterFiles, shared: ClusterSettings, settings: NodeSett
     }
 
 
-def _write_files(files: NodeFiles, cluster: ClusterFiles, settings: NodeSettings) -> None:
+def _write_files(files: NodeFiles, cluster: ClusterFiles, shared: ClusterSettings, settings: NodeSettings) -> None:
     GPUS.mkdir(parents=True)
     for index in range(settings.gpus):
         (GPUS / f"GPU-{index}").write_text("healthy")
     Path("/run/containerd.toml").write_text(CONTAINERD)
     Path("/run/kubelet.json").write_text(json.dumps(_kubelet(cluster, settings), indent=1))
     Path("/run/pod-resolv.conf").write_text("")
-    write_kube_proxy(Path("/run/kube-proxy.json"), cluster.pki / "kube-proxy.kubeconfig", settings.name)
+    kubeconfig = cluster.pki / "kube-proxy.kubeconfig"
+    write_kube_proxy(Path("/run/kube-proxy.json"), kubeconfig, settings.name, shared.binaries)
     Path("/run/cni").mkdir()
     Path("/run/cni/10-testcluster.conflist").write_text(json.dumps(_cni(settings)))
     shutil.rmtree("/var/lib/cni", ignore_errors=True)  # addresses assigned before a crash

@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import IO, Any
 
 from spotune.errors import InfrastructureError
-from spotune_trainer.job_directory.process_marker import AGENT_MARKER
+from spotune_trainer.job_directory.process_marker import AGENT_MARKER, EARLY_DRIVER_SOCKET
 from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnavailableError
 from spotune_trainer.supervisor.ray_head.processes import Process, ProcessFamily, boot_id, command_line, find_process
 
@@ -33,6 +33,7 @@ _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 _TEMPORARY_FILES = "tmp"
 _MARKER = "SPOTUNE_LOCAL_RAY"
 _START_AGENT = "from spotune_trainer.worker_group.agent_link import start_early; start_early()"
+_START_DRIVER = "from spotune_trainer.driver.__main__ import start_early; start_early()"
 _PARTS = {"gcs": "/gcs_server ", "raylet": "/raylet ", "dashboard": "/dashboard.py "}
 """The processes that a head needs to work, and the text that identifies each by its command line."""
 
@@ -104,10 +105,14 @@ class LocalRay:
         slots: capacity in workers.
         gpus: whether each slot has a GPU.
         starts_agent: start the agent of this machine beside Ray. Its imports take longer than Ray's start.
+        starts_driver: start the process of the next driver beside Ray, for the same reason.
     """
 
-    def __init__(self, directory: Path, slots: int, *, gpus: bool, starts_agent: bool = False) -> None:
-        self._agent = [str(directory.absolute()), str(slots if gpus else 0)] if starts_agent else []
+    def __init__(
+        self, directory: Path, slots: int, *, gpus: bool, starts_agent: bool = False, starts_driver: bool = False
+    ) -> None:
+        agent = ["-c", _START_AGENT, str(directory.absolute()), str(slots if gpus else 0)]
+        self._early = [*([agent] if starts_agent else []), *([["-c", _START_DRIVER]] if starts_driver else [])]
         self._log = directory / "logs" / "ray-start.log"
         self._temporary = ray_folder(directory)
         self._marker = process_marker(directory)
@@ -177,21 +182,11 @@ class LocalRay:
         command = _command(self._temporary, dashboard_port, self._resources)
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("wb") as log:
-            if self._agent:
-                agent = subprocess.Popen(
-                    [sys.executable, "-c", _START_AGENT, *self._agent],
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-                Thread(
-                    target=agent.wait, name="agent-starter", daemon=True
-                ).start()  # it ends at any time, or is killed
-            starter = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            for early in self._early:
+                process = _spawn([sys.executable, *early], environment, log)
+                # It ends at any time, or is killed.
+                Thread(target=process.wait, name="early-process", daemon=True).start()
+            starter = _spawn(command, environment, log)
         family = ProcessFamily(find_process(starter.pid), boot_id(), self._marker)
         try:
             self._wait_for(starter)
@@ -245,6 +240,13 @@ def free_ports(count: int) -> list[int]:
     finally:
         for listener in sockets:
             listener.close()
+
+
+def _spawn(command: list[str], environment: dict[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a process as the leader of its own session, with its output in a log."""
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+    )
 
 
 def _kill_unrecorded(marker: str, spared: str = "") -> None:
@@ -307,6 +309,7 @@ def _environment(temporary: Path, marker: str, metrics_port: int) -> dict[str, s
     return {
         **kept,
         name: value,
+        EARLY_DRIVER_SOCKET: str(temporary / "driver.sock"),
         "DASHBOARD_METRIC_PORT": str(metrics_port),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(_token(temporary)),

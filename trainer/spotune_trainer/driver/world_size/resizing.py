@@ -16,7 +16,7 @@ from spotune.resize.growing import GrowDecision, MoreSlots, decide_growing
 from spotune.resize.leaving import LeaveDecision, Notice, decide_leaving
 from spotune.resize.replacements import ReplacementTimes
 from spotune.resize.times import MeasuredTimes
-from spotune_trainer.driver.measured_times import lost_early_share, measured_times, steps_left
+from spotune_trainer.driver.world_size.measured_times import lost_early_share, measured_times, steps_left
 from spotune_trainer.job_directory.layout import GenerationLogs
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.worker_group.result import Slots

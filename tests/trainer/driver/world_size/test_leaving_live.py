@@ -16,7 +16,7 @@ import ray
 from spotune.errors import StoppedError
 from spotune_trainer import files
 from spotune_trainer.driver.driver import Driver, DriverDependencies
-from spotune_trainer.driver.measured_times import measured_times
+from spotune_trainer.driver.world_size.measured_times import measured_times
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.worker_group.agent_pool import AgentPool

@@ -19,7 +19,7 @@ from spotune.errors import SpotuneError
 from spotune.job import FinetuneJob, WorkersSpec
 from spotune.resize.growing import Grow
 from spotune.resize.leaving import LeaveDecision
-from spotune_trainer.driver.resizing import STEADY_SECONDS, Resizing
+from spotune_trainer.driver.world_size.resizing import STEADY_SECONDS, Resizing
 from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.worker_group.fitness.straggler_replacement import StragglerReplacement
 from spotune_trainer.worker_group.result import NodeAgents, Slots

@@ -9,7 +9,7 @@ import pytest
 
 from spotune.resize.times import MeasuredTimes
 from spotune_trainer import files
-from spotune_trainer.driver.measured_times import lost_early_share, measured_times, steps_left
+from spotune_trainer.driver.world_size.measured_times import lost_early_share, measured_times, steps_left
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 

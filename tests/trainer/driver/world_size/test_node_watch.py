@@ -16,8 +16,8 @@ from spotune.job import FinetuneJob
 from spotune.resize.leaving import Leave
 from spotune.resize.replacements import ReplacementTimes
 from spotune_trainer import files
-from spotune_trainer.driver.node_watch import NodeWatch
-from spotune_trainer.driver.resizing import Resizing, RunningGroup
+from spotune_trainer.driver.world_size.node_watch import NodeWatch
+from spotune_trainer.driver.world_size.resizing import Resizing, RunningGroup
 from spotune_trainer.job_directory.layout import GenerationLogs, JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.worker_group.result import Slots

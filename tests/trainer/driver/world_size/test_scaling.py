@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotune_trainer.driver.scaling import choose_world_size
+from spotune_trainer.driver.world_size.scaling import choose_world_size
 from spotune_trainer.worker_group.ray_nodes import slots_by_node, slots_of_one_kind
 
 NODES = [
