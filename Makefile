@@ -21,8 +21,6 @@ SERVING_FAULT_RECORDS := benchmarks/results/serving_faults.jsonl
 FUZZ_RECORDS := benchmarks/results/fuzz.jsonl
 PIP_AUDIT := 2.10.1
 GOVULNCHECK := v1.9.0
-SEEDS = $(or $(SEED),1-10)
-FAULTS ?= 20
 FUZZ_MINUTES ?= 60
 PYTHONS ?= python3.12 python3.13
 
@@ -135,8 +133,8 @@ serving-faults: cluster-build ## Put a service with 220 open streams through eve
 	$(BIN)/python -m tests.cluster.serving_faults.report $(SERVING_FAULT_RECORDS) --output docs/serving-faults.md; exit $$failed
 
 .PHONY: chaos
-chaos: cluster-build ## Many overlapping faults on training jobs on a real Kubernetes, and docs/chaos.md (SEED=3 or SEEDS=1-10, FAULTS=20; 10 minutes a seed, goes on when killed)
-	$(BIN)/python -m tests.cluster.chaos --seeds $(SEEDS) --faults $(FAULTS) --output docs/chaos.md
+chaos: cluster-build ## Many overlapping faults on training jobs and a service on a real Kubernetes, and docs/chaos.md (SEED=3 or SEEDS=1-25, JOBS=2, FAULTS=40, ten minutes a seed, goes on when killed; REDUCE=3 finds the few faults that fail)
+	$(BIN)/python -m tests.cluster.chaos --jobs $(or $(JOBS),2) --faults $(or $(FAULTS),40) $(if $(REDUCE),--reduce $(REDUCE),--seeds $(or $(SEED),$(SEEDS),1-25) --output docs/chaos.md)
 
 .PHONY: proof
 proof: $(READY) ## Play eighty schedules of kills and changes of the world size, and write docs/proof.md (over an hour; goes on when killed)

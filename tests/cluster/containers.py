@@ -11,14 +11,14 @@ from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.waiting import wait_for
 
 
-def kill_container(machine: Cluster, pod: dict[str, Any], container: str) -> None:
+def kill_container(machine: Cluster, pod: dict[str, Any], container: str, signal: str = "SIGKILL") -> None:
     """`kill -9` of a container's first process, which ends all of them; the kubelet restarts the container.
 
-    SIGKILL from inside the container does not reach that process.
+    SIGKILL from inside the container does not reach that process. Another signal may be sent instead.
     """
     status = container_status(pod, container)
     _, _, identity = status["containerID"].partition("://")
-    kill = ("ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", identity)
+    kill = ("ctr", "--namespace", "k8s.io", "tasks", "kill", "--signal", signal, identity)
     machine.enter(*kill, node=pod["spec"]["nodeName"])
 
 

@@ -1,4 +1,4 @@
-"""Records every status of a FinetuneJob that `kubectl get --watch` shows."""
+"""Records every status of a FinetuneJob or ModelService that `kubectl get --watch` shows."""
 
 import json
 import subprocess
@@ -17,7 +17,7 @@ _SECONDS_TO_REJOIN = 1.0
 
 @dataclass(frozen=True)
 class ObservedJob:
-    """A FinetuneJob at the time of an observation.
+    """A FinetuneJob or ModelService at the time of an observation.
 
     Attributes:
         time: Seconds since the epoch.
@@ -50,15 +50,15 @@ class ObservedJob:
 
 
 class StatusHistory:
-    """Watches one job from a thread, even before the job exists; a context manager.
+    """Watches one object from a thread, even before it exists; a context manager.
 
     A restart of the API server ends the watch. The next watch starts with the current object.
     """
 
-    def __init__(self, kubectl: Kubectl, name: str) -> None:
+    def __init__(self, kubectl: Kubectl, name: str, resource: str = "finetunejobs") -> None:
         self.name = name
         self._command = [kubectl.program, f"--kubeconfig={kubectl.kubeconfig}", f"--namespace={kubectl.namespace}"]
-        self._command += ["get", "finetunejobs", f"--field-selector=metadata.name={name}", "--watch", "--output=json"]
+        self._command += ["get", resource, f"--field-selector=metadata.name={name}", "--watch", "--output=json"]
         self._seen: list[ObservedJob] = []
         self._stop = threading.Event()
         self._process: subprocess.Popen[str] | None = None

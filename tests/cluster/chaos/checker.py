@@ -14,13 +14,13 @@ A status may be 30 s old, and longer while the operator does not run or sees not
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tests.cluster.chaos.object_faults import LOSS_OF_A_STRANGER
-from tests.cluster.faults.status_invariants import SECONDS_APART, SECONDS_OLD, Times, invariant_violations
+from tests.cluster.chaos.seconds import wrong_for_too_long
+from tests.cluster.faults.status_invariants import SECONDS_APART, Times, invariant_violations
 from tests.cluster.faults.timeline import TrainingInterval
 from tests.cluster.status_history import ObservedJob
 from tests.proof.history import Generation, Record, epoch_hashes, surviving
@@ -160,26 +160,13 @@ def _denies_steps(status: ObservedJob, are_made: bool) -> bool:
 
 def _too_long(evidence: ChaosEvidence, own: Sequence[ObservedJob], is_wrong: _IsWrong, what: str) -> Iterator[str]:
     """Yields a message for each time in which the status was wrong in every second for too long."""
-    since: float | None = None
-    for second, status in _seconds(own):
-        if not is_wrong(status, _are_made(evidence.intervals, second)) or _is_excused(evidence, second):
-            if since is not None and second - since > SECONDS_OLD + SECONDS_APART:
-                yield f"the status {what} for {second - since:.0f} s from {since:.0f} on"
-            since = None
-        elif since is None:
-            since = second
-    if since is not None and own and own[-1].time - since > SECONDS_OLD + SECONDS_APART:
-        yield f"the status {what} from {since:.0f} on until the end"
-
-
-def _seconds(statuses: Sequence[ObservedJob]) -> Iterator[tuple[float, ObservedJob]]:
-    """Every second with the status that was the last one then."""
-    reported = [each for each in statuses if "phase" in each.status]
-    if not reported:
-        return
-    times = [each.time for each in reported]
-    for second in range(math.ceil(times[0]), math.ceil(times[-1])):
-        yield float(second), reported[bisect_left(times, float(second)) - 1 if second > times[0] else 0]
+    reported = [each for each in own if "phase" in each.status]
+    yield from wrong_for_too_long(
+        reported,
+        lambda second, status: is_wrong(status, _are_made(evidence.intervals, second)),
+        evidence.operator_downtime,
+        what,
+    )
 
 
 def _are_made(intervals: Sequence[TrainingInterval], time: float) -> bool:
@@ -192,11 +179,6 @@ def _are_made(intervals: Sequence[TrainingInterval], time: float) -> bool:
                 return True
             return done[after] - done[after - 1] <= LONGEST_STEP_SECONDS
     return False
-
-
-def _is_excused(evidence: ChaosEvidence, time: float) -> bool:
-    """Whether the operator could not know: it did not run or see, or began to only within the age of a status."""
-    return any(begin - SECONDS_APART <= time <= end + SECONDS_OLD for begin, end in evidence.operator_downtime)
 
 
 def _shown_losses(evidence: ChaosEvidence) -> Iterator[str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import MappingProxyType
 
-from spotune_testcluster import faults as network_faults
-from spotune_testcluster.kubectl import KubectlError
+from tests.cluster.chaos import node_faults
 from tests.cluster.chaos.errors import NothingToHitError
 from tests.cluster.chaos.schedule import FaultKind, PlannedFault
 from tests.cluster.chaos.target import Inject, Injection, Target
@@ -19,13 +17,10 @@ from tests.cluster.operator_install import CONTAINER, DEPLOYMENT
 _API_SERVER = "kube-apiserver"
 _ANNOUNCED = "aws-node-termination-handler/spot-itn"
 """The taint by which AWS's handler announces that a spot node ends; it moves no pods by itself."""
-_SECONDS_OF_NOTICE = 8.0
 
 
 def _worker_node_crashed(target: Target, fault: PlannedFault) -> Injection:
-    node = target.node_of(target.worker(fault))
-    target.machine.crash_node(node)
-    return Injection(node, lambda: target.machine.start_node(node))
+    return node_faults.crashed(target, target.worker(fault))
 
 
 def _worker_nodes_crashed(target: Target, _fault: PlannedFault) -> Injection:
@@ -44,45 +39,15 @@ def _worker_nodes_crashed(target: Target, _fault: PlannedFault) -> Injection:
 
 
 def _worker_node_reclaimed(target: Target, fault: PlannedFault) -> Injection:
-    node = target.node_of(target.worker(fault))
-    stopping = threading.Thread(target=target.machine.stop_node, args=(node, _SECONDS_OF_NOTICE), daemon=True)
-    stopping.start()
-
-    def start() -> None:
-        stopping.join()
-        target.machine.start_node(node)
-
-    return Injection(node, start)
+    return node_faults.reclaimed(target, target.worker(fault))
 
 
 def _worker_node_drained(target: Target, fault: PlannedFault) -> Injection:
-    """As `kubectl drain`, which evicts pods one by one, but of this job alone."""
-    pod = target.worker(fault)
-    node = target.node_of(pod)
-    target.job.kubectl("cordon", node)
-    selector = f"--pod-selector=spotune.dev/job={target.job.name}"
-    flags = ("--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=5s", selector)
-    draining = threading.Thread(target=_drain, args=(target, node, flags), daemon=True)
-    draining.start()
-
-    def uncordon() -> None:
-        draining.join()
-        target.job.kubectl("uncordon", node)
-
-    return Injection(node, uncordon)
-
-
-def _drain(target: Target, node: str, flags: tuple[str, ...]) -> None:
-    try:
-        target.job.kubectl("drain", node, *flags)
-    except KubectlError:  # it waits for the end of the pods, which is later
-        return
+    return node_faults.drained(target, target.worker(fault), f"spotune.dev/job={target.job.name}")
 
 
 def _worker_node_cut(target: Target, fault: PlannedFault) -> Injection:
-    node = target.node_of(target.worker(fault))
-    network_faults.cut(target.machine, node)
-    return Injection(node, lambda: network_faults.restore(target.machine, node))
+    return node_faults.cut(target, target.worker(fault))
 
 
 def _notice_alone(target: Target, fault: PlannedFault) -> Injection:
@@ -110,10 +75,8 @@ def _notice_and_crash(target: Target, fault: PlannedFault) -> Injection:
 
 
 def _head_node_crashed(target: Target, _fault: PlannedFault) -> Injection:
-    """The operator is on the same node, the only one that is not of spot capacity."""
-    node = target.node_of(target.head())
-    target.machine.crash_node(node)
-    return Injection(node, lambda: target.machine.start_node(node), operator_restarts=True)
+    """The operator is on the same node, the only one that is neither of spot capacity nor spared."""
+    return node_faults.crashed(target, target.head(), operator_restarts=True)
 
 
 def _operator_killed(target: Target, _fault: PlannedFault) -> Injection:

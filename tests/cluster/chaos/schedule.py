@@ -1,21 +1,27 @@
-"""Schedules of overlapping faults. A schedule is a pure function of its seed and its number of faults.
+"""Schedules of overlapping faults. A schedule is a pure function of its seed and of the numbers of faults and jobs.
 
 The kinds of faults come from decks that hold each kind once: seed 1 takes the first cards, seed 2 the next ones, and so
-on. So consecutive seeds hit with all kinds before one is repeated. Order, pauses, targets and durations are drawn.
+on. So consecutive seeds hit with all kinds before one is repeated. Order, pauses, targets, jobs and durations are
+drawn. A short schedule that still shows a defect is kept as JSON.
 """
 
 from __future__ import annotations
 
+import json
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import accumulate
 
-_SHORT_PAUSE_SECONDS = (0.5, 6.0)
-"""The fault comes while the job has not recovered from the one before."""
-_LONG_PAUSE_SECONDS = (20.0, 45.0)
+FORMAT = 2
+"""Of schedules and their records. In format 1, a schedule had one job and no service."""
+FAULTS, JOBS = 40, 2
+_SHORT_PAUSE_SECONDS = (0.5, 5.0)
+"""The fault comes while the jobs have not recovered from the one before."""
+_LONG_PAUSE_SECONDS = (10.0, 25.0)
 """In most cases, steps are made before the next fault."""
-_SHORT_PAUSES = 0.6
+_SHORT_PAUSES = 0.7
 _DURATION_SECONDS = (4.0, 14.0)
 
 
@@ -69,6 +75,25 @@ class FaultKind(StrEnum):
     VOLUME_FROZEN = "volume takes no writes for seconds"
     VOLUME_SLOW = "volume slow for seconds"
 
+    REPLICA_PROCESS_KILLED = "replica of the service `kill -9`"
+    REPLICA_CONTAINER_KILLED = "container of a replica killed"
+    REPLICA_CONTAINERS_KILLED = "containers of all replicas killed"
+    REPLICA_RAYLET_KILLED = "raylet of a replica `kill -9`"
+    REPLICA_POD_DELETED = "replica pod deleted"
+    REPLICA_POD_FORCED = "replica pod deleted by force"
+    REPLICA_NODE_CRASHED = "node of a replica crashed, and back"
+    REPLICA_NODE_RECLAIMED = "node of a replica reclaimed with notice, and back"
+    REPLICA_NODE_DRAINED = "node of a replica drained, and back"
+    REPLICA_NODE_CUT = "node of a replica cut off the network for seconds"
+    SERVE_CONTROLLER_KILLED = "Ray Serve's controller `kill -9`"
+    SERVE_GCS_KILLED = "GCS of the service `kill -9`"
+    SERVE_HEAD_CONTAINER_KILLED = "Ray container of the service's head killed"
+    SERVE_HEAD_POD_DELETED = "head pod of the service deleted"
+    SERVE_HEAD_POD_FORCED = "head pod of the service deleted by force"
+    REDIS_PAUSED = "Redis of the service paused for seconds"
+    SERVICE_APPLIED_AGAIN = "service applied by somebody else"
+    SERVICE_STATUS_PATCHED = "status of the service patched by a stranger"
+
 
 @dataclass(frozen=True)
 class PlannedFault:
@@ -78,12 +103,14 @@ class PlannedFault:
         at: seconds since the start of the schedule.
         target: selects what is hit, as a fraction in [0, 1) of all that could be.
         seconds: how long the fault lasts, if it lasts.
+        job: index of the job that it hits; faults of the service and of the control plane hit what all share.
     """
 
     kind: FaultKind
     at: float
     target: float
     seconds: float
+    job: int = 0
 
 
 @dataclass(frozen=True)
@@ -92,21 +119,47 @@ class ChaosSchedule:
 
     seed: int
     faults: tuple[PlannedFault, ...]
+    num_jobs: int = JOBS
+
+    def with_faults(self, faults: Sequence[PlannedFault]) -> ChaosSchedule:
+        """The schedule with some of its faults, at their times."""
+        return ChaosSchedule(self.seed, tuple(faults), self.num_jobs)
 
 
-def make_schedule(seed: int, num_faults: int) -> ChaosSchedule:
+def make_schedule(seed: int, num_faults: int = FAULTS, num_jobs: int = JOBS) -> ChaosSchedule:
     """Return the schedule of a seed; seeds start at 1."""
-    draw = random.Random(f"{seed} of {num_faults}")
+    draw = random.Random(f"{seed} of {num_faults} for {num_jobs}")
     kinds = _kinds(seed, num_faults)
     draw.shuffle(kinds)
-    times = accumulate(_pause(draw) for _ in kinds)
+    times = list(accumulate(_pause(draw) for _ in kinds))
     return ChaosSchedule(
         seed,
         tuple(
-            PlannedFault(kind, round(at, 1), round(draw.random(), 3), round(draw.uniform(*_DURATION_SECONDS), 1))
-            for kind, at in zip(kinds, list(times), strict=True)
+            PlannedFault(
+                kind,
+                at=round(at, 1),
+                target=round(draw.random(), 3),
+                seconds=round(draw.uniform(*_DURATION_SECONDS), 1),
+                job=draw.randrange(num_jobs),
+            )
+            for kind, at in zip(kinds, times, strict=True)
         ),
+        num_jobs,
     )
+
+
+def to_json(schedule: ChaosSchedule) -> str:
+    """The schedule as JSON, a fault in each line."""
+    faults = ",\n  ".join(json.dumps({**asdict(fault), "kind": fault.kind.name}) for fault in schedule.faults)
+    head = f'"format": {FORMAT}, "seed": {schedule.seed}, "jobs": {schedule.num_jobs}'
+    return f'{{{head}, "faults": [\n  {faults}\n]}}\n'
+
+
+def from_json(text: str) -> ChaosSchedule:
+    """The schedule that `to_json` wrote."""
+    value = json.loads(text)
+    faults = (PlannedFault(**{**fault, "kind": FaultKind[fault["kind"]]}) for fault in value["faults"])
+    return ChaosSchedule(value["seed"], tuple(faults), value["jobs"])
 
 
 def _kinds(seed: int, num_faults: int) -> list[FaultKind]:

@@ -1,4 +1,4 @@
-"""What faults hit: a job with its pods, nodes, volume and operator; and what an injection reports."""
+"""What faults hit: a job with its pods, nodes and volume, the operator, a service; and what an injection reports."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from spotune_testcluster.cluster import Cluster
 from tests.cluster.chaos.errors import NothingToHitError
 from tests.cluster.chaos.job_volume import JobVolume
 from tests.cluster.chaos.schedule import PlannedFault
+from tests.cluster.chaos.serving.service import ServiceUnderChaos
+from tests.cluster.containers import kill_container
 from tests.cluster.finetune_jobs import RunningJob
 from tests.cluster.operator_install import Operator
 
@@ -45,19 +47,21 @@ Inject = Callable[["Target", PlannedFault], Injection]
 
 @dataclass(frozen=True)
 class Target:
-    """Everything that faults of a training job hit.
+    """Everything that faults of one training job hit, and what all jobs share.
 
     Attributes:
         machine: the cluster.
         operator: the operator of the cluster.
         job: the job.
         volume: the job's folder on the volume.
+        service: the service beside the jobs.
     """
 
     machine: Cluster
     operator: Operator
     job: RunningJob
     volume: JobVolume
+    service: ServiceUnderChaos
 
     def worker(self, fault: PlannedFault) -> dict[str, Any]:
         """The worker pod that a fault hits: one that has a node.
@@ -70,7 +74,7 @@ class Target:
     def workers(self) -> list[dict[str, Any]]:
         """All worker pods on nodes, by name."""
         found = [pod for pod in self.job.pods("workers") if pod["spec"].get("nodeName")]
-        return sorted(found, key=lambda pod: str(pod["metadata"]["name"]))
+        return sorted(found, key=name_of)
 
     def head(self) -> dict[str, Any]:
         """The head pod.
@@ -93,17 +97,28 @@ class Target:
 
     def delete_pods(self, *pods: dict[str, Any], force: bool = False) -> str:
         """Delete pods without waiting; returns their names."""
-        names = [str(pod["metadata"]["name"]) for pod in pods]
+        names = [name_of(pod) for pod in pods]
         if not names:
             raise NothingToHitError("there is no pod")
         options = ("--force", "--grace-period=0") if force else ()
         self.job.kubectl("delete", "pods", *names, "--wait=false", "--ignore-not-found", *options)
         return " ".join(names)
 
+    def kill(self, pod: dict[str, Any], container: str) -> Injection:
+        """`kill -9` of a container.
+
+        Raises:
+            NothingToHitError: it does not run.
+        """
+        running = [found for found in pod["status"].get("containerStatuses", []) if "running" in found["state"]]
+        if container not in {found["name"] for found in running}:
+            raise NothingToHitError(f"container {container} of {name_of(pod)} does not run")
+        kill_container(self.machine, pod, container)
+        return Injection(name_of(pod))
+
     def execute(self, pod: dict[str, Any], container: str, *command: str) -> str:
         """Run a command in a container; returns its output."""
-        name = str(pod["metadata"]["name"])
-        return self.job.kubectl("exec", name, f"--container={container}", "--", *command, timeout=30)
+        return self.job.kubectl("exec", name_of(pod), f"--container={container}", "--", *command, timeout=30)
 
 
 def choose(what: str, candidates: list[dict[str, Any]], fraction: float = 0.0) -> dict[str, Any]:
@@ -115,3 +130,8 @@ def choose(what: str, candidates: list[dict[str, Any]], fraction: float = 0.0) -
     if not candidates:
         raise NothingToHitError(f"there is no {what.removeprefix('a ')}")
     return candidates[int(fraction * len(candidates))]
+
+
+def name_of(pod: dict[str, Any]) -> str:
+    """The name of a pod."""
+    return str(pod["metadata"]["name"])

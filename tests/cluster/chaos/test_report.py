@@ -1,7 +1,8 @@
-"""docs/chaos.md has a row for every seed, counts every kind of fault, and shows every finding; records are kept."""
+"""docs/chaos.md has a row for every seed and job, counts every kind of fault, and shows every finding; records stay."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,18 +10,16 @@ from tests import ROOT
 from tests.cluster.chaos import records
 from tests.cluster.chaos.command import RECORDS
 from tests.cluster.chaos.injector import INJECT
-from tests.cluster.chaos.records import ChaosRecord, InjectedFault
+from tests.cluster.chaos.records import ChaosRecord, InjectedFault, JobResult, ServiceResult
 from tests.cluster.chaos.report import report
 from tests.cluster.chaos.schedule import FaultKind
 
-HIT = InjectedFault(FaultKind.RANK_KILLED, 3.0, "worker-a", 0.0, "")
-LASTED = InjectedFault(FaultKind.VOLUME_FULL, 9.5, "pvc-1", 7.2, "")
-MISSED = InjectedFault(FaultKind.GCS_KILLED, 12.0, "", 0.0, "there is no head pod on a node")
-PASSED = ChaosRecord(
-    seed=2,
-    num_faults=3,
-    faults=[HIT, LASTED, MISSED],
-    steps=940,
+HIT = InjectedFault(FaultKind.RANK_KILLED, 3.0, "worker-a", 0.0, "", 0)
+LASTED = InjectedFault(FaultKind.VOLUME_FULL, 9.5, "pvc-1", 7.2, "", 1)
+MISSED = InjectedFault(FaultKind.GCS_KILLED, 12.0, "", 0.0, "there is no head pod on a node", 1)
+JOB = JobResult(
+    name="chaos-2-1",
+    steps=500,
     generations=9,
     world_sizes=[2, 1, 3],
     steps_lost=61,
@@ -29,11 +28,35 @@ PASSED = ChaosRecord(
     recovered_seconds=12.0,
     statuses=300,
     findings=[],
-    seconds=540.0,
+)
+SERVICE = ServiceResult(
+    requests=1234,
+    failed=0,
+    other_text=0,
+    refused=3,
+    gap_seconds=41.5,
+    recovered_seconds=8.0,
+    statuses=40,
+    findings=[],
+)
+PASSED = ChaosRecord(
+    seed=2,
+    num_faults=3,
+    faults=[HIT, LASTED, MISSED],
+    jobs=[JOB, replace(JOB, name="chaos-2-2")],
+    service=SERVICE,
+    problems=[],
+    phases={"faults": 300.0, "recovery": 60.0},
     commit="`0123`",
     machine="On a machine.",
 )
-FAILED = replace(PASSED, seed=1, findings=["the loss | 5.6 is shown", "no model was exported"])
+FAILED = replace(
+    PASSED,
+    seed=1,
+    jobs=[replace(JOB, name="chaos-1-1", findings=["the loss | 5.6 is shown"]), replace(JOB, name="chaos-1-2")],
+    service=replace(SERVICE, failed=2, findings=["2 of 1234 requests failed"]),
+    problems=["n2 was not started"],
+)
 
 
 def row(page: str, first: str) -> list[str]:
@@ -43,11 +66,28 @@ def row(page: str, first: str) -> list[str]:
 
 def test_every_seed_has_a_row() -> None:
     page = report([FAILED, PASSED])
-    values = ["2 of 3", "940", "61", "9", "2 → 1 → 3", "workerLost 2, headLost 1", "71 s", "12 s", "passed"]
-    assert row(page, "2") == ["2", *values]
-    assert row(page, "1")[-1] == "**2 findings**"
-    assert "**1 of 2 seeds passed**, with 4 faults of 2 kinds." in page
-    assert "- Seed 1: the loss | 5.6 is shown" in page
+    assert row(page, "2") == ["2", "2 of 3", "2", "1,234", "0", "0", "3", "42 s", "8 s", "6.0", "passed"]
+    assert row(page, "1")[-1] == "**3 findings**"
+    summary = " ".join(page.split())
+    assert "**1 of 2 seeds passed**, with 4 faults of 2 kinds over 4 jobs; 2 of 2,468 requests failed." in summary
+
+
+def test_page_without_records_claims_nothing() -> None:
+    assert "No seed has been run yet." in report([])
+
+
+def test_every_job_has_a_row() -> None:
+    page = report([FAILED, PASSED])
+    values = ["500", "61", "9", "2 → 1 → 3", "workerLost 2, headLost 1", "71 s", "12 s"]
+    assert row(page, "chaos-2-2") == ["chaos-2-2", *values, "passed"]
+    assert row(page, "chaos-1-1") == ["chaos-1-1", *values, "**1 finding**"]
+
+
+def test_every_finding_is_shown_with_what_it_is_about() -> None:
+    page = report([FAILED, PASSED])
+    assert "- Seed 1: n2 was not started" in page
+    assert "- Seed 1: chaos-1-1: the loss | 5.6 is shown" in page
+    assert "- Seed 1: the service: 2 of 1234 requests failed" in page
 
 
 def test_every_kind_is_counted() -> None:
@@ -63,12 +103,20 @@ def test_every_kind_has_an_injection() -> None:
 
 def test_newest_record_of_a_schedule_counts(tmp_path: Path) -> None:
     path = tmp_path / "results" / "records.jsonl"
-    for record in (PASSED, FAILED, replace(FAILED, findings=[])):
+    mended = replace(PASSED, seed=1)
+    for record in (PASSED, FAILED, mended):
         records.append(path, record)
     found = records.read(path)
-    assert found == [replace(FAILED, findings=[]), PASSED]
-    assert records.schedules_of(found) == {(1, 3), (2, 3)}
+    assert found == [mended, PASSED]
+    assert records.schedules_of(found) == {(1, 3, 2), (2, 3, 2)}
     assert records.read(tmp_path / "none.jsonl") == []
+
+
+def test_record_of_an_older_format_does_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "records.jsonl"
+    path.write_text(json.dumps({"seed": 1, "num_faults": 3, "findings": []}) + "\n")
+    records.append(path, PASSED)
+    assert records.read(path) == [PASSED]
 
 
 def test_the_page_is_that_of_its_records() -> None:

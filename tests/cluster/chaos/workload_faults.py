@@ -6,12 +6,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from spotune_testcluster.cluster import Cluster
 from spotune_testcluster.waiting import wait_for
-from tests.cluster.chaos.errors import NothingToHitError
 from tests.cluster.chaos.schedule import FaultKind, PlannedFault
-from tests.cluster.chaos.target import Inject, Injection, Target
-from tests.cluster.containers import kill_container
+from tests.cluster.chaos.target import Inject, Injection, Target, name_of
 
 _WORKER, _HEAD, _SUPERVISOR = "ray-worker", "ray-head", "supervisor"
 _KUBERAY = "kuberay-operator"
@@ -38,7 +35,7 @@ def _signal_worker(target: Target, fault: PlannedFault, signal: str, *pattern: s
 
 
 def _rank_killed(target: Target, fault: PlannedFault) -> Injection:
-    return Injection(_name(_signal_worker(target, fault, "KILL", "spotune-rank")))
+    return Injection(name_of(_signal_worker(target, fault, "KILL", "spotune-rank")))
 
 
 def _rank_paused(target: Target, fault: PlannedFault) -> Injection:
@@ -48,53 +45,45 @@ def _rank_paused(target: Target, fault: PlannedFault) -> Injection:
         if any(found["metadata"]["uid"] == pod["metadata"]["uid"] for found in target.workers()):
             target.execute(pod, _WORKER, "bash", "-c", "pkill -CONT spotune-rank; true")
 
-    return Injection(_name(pod), go_on)
+    return Injection(name_of(pod), go_on)
 
 
 def _agent_killed(target: Target, fault: PlannedFault) -> Injection:
-    return Injection(_name(_signal_worker(target, fault, "KILL", "spotune-agent")))
+    return Injection(name_of(_signal_worker(target, fault, "KILL", "spotune-agent")))
 
 
 def _raylet_killed(target: Target, fault: PlannedFault) -> Injection:
-    return Injection(_name(_signal_worker(target, fault, "KILL", "--exact", "raylet")))
-
-
-def _kill(machine: Cluster, pod: dict[str, Any], container: str) -> Injection:
-    running = [found for found in pod["status"].get("containerStatuses", []) if "running" in found["state"]]
-    if container not in {found["name"] for found in running}:
-        raise NothingToHitError(f"container {container} of {_name(pod)} does not run")
-    kill_container(machine, pod, container)
-    return Injection(_name(pod))
+    return Injection(name_of(_signal_worker(target, fault, "KILL", "--exact", "raylet")))
 
 
 def _worker_container_killed(target: Target, fault: PlannedFault) -> Injection:
     pod = target.worker(fault)
     target.node_of(pod)
-    return _kill(target.machine, pod, _WORKER)
+    return target.kill(pod, _WORKER)
 
 
 def _head_container_killed(target: Target, _fault: PlannedFault) -> Injection:
     pod = target.head()
     target.node_of(pod)
-    return _kill(target.machine, pod, _HEAD)
+    return target.kill(pod, _HEAD)
 
 
 def _supervisor_killed(target: Target, _fault: PlannedFault) -> Injection:
     pod = target.head()
     target.node_of(pod)
-    return _kill(target.machine, pod, _SUPERVISOR)
+    return target.kill(pod, _SUPERVISOR)
 
 
 def _gcs_killed(target: Target, _fault: PlannedFault) -> Injection:
     pod = target.head()
     target.execute(pod, _HEAD, "pkill", "-KILL", "--exact", "gcs_server")
-    return Injection(_name(pod))
+    return Injection(name_of(pod))
 
 
 def _driver_killed(target: Target, _fault: PlannedFault) -> Injection:
     pod = target.head()
     target.execute(pod, _HEAD, "pkill", "-KILL", "--full", "spotune_trainer.driver")
-    return Injection(_name(pod))
+    return Injection(name_of(pod))
 
 
 def _driver_stopped(target: Target, _fault: PlannedFault) -> Injection:
@@ -138,10 +127,6 @@ def _everything(target: Target, _fault: PlannedFault) -> Injection:
         wait_for("KubeRay", 60, lambda: target.machine.components()[_KUBERAY]["running"], every=0.5)
 
     return Injection(f"{pods}, operator, KubeRay", wait_until_back, operator_restarts=True)
-
-
-def _name(pod: dict[str, Any]) -> str:
-    return str(pod["metadata"]["name"])
 
 
 FAULTS: Mapping[FaultKind, Inject] = MappingProxyType(

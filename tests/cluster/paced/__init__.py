@@ -12,6 +12,11 @@ from tests.proof import injected
 FILES = (Path(__file__).with_name("sitecustomize.py"), Path(injected.__file__).with_name("after_import.py"))
 
 
-def pod_template(folder: str) -> dict[str, Any]:
+STEP_SECONDS = 0.4
+
+
+def pod_template(folder: str, step_seconds: float = STEP_SECONDS) -> dict[str, Any]:
     """A pod template of workers that run the `sitecustomize` in this folder of their volume."""
-    return {"spec": {"containers": [{"name": "ray-worker", "env": [{"name": "PYTHONPATH", "value": folder}]}]}}
+    environment = {"PYTHONPATH": folder, "SPOTUNE_TEST_STEP_SECONDS": str(step_seconds)}
+    variables = [{"name": name, "value": value} for name, value in environment.items()]
+    return {"spec": {"containers": [{"name": "ray-worker", "env": variables}]}}
