@@ -337,19 +337,23 @@ class AgentPool:
         return ray_error
 
     def _start(self, node: str, slots: int, gpus: bool) -> RayAgent:
+        """Start an agent, and the check of its node."""
+        handle = self._start_actor(node, slots, gpus)
+        info, imported = handle.call.remote("info"), handle.call.remote("import_modules")
+        death = handle.block_forever.remote()
+        self._fitness.begin(node, handle.call.remote, info, gpus=gpus)
+        return RayAgent(node, slots, gpus, handle, self._fitness, info, imported_ref=imported, death_ref=death)
+
+    def _start_actor(self, node: str, slots: int, gpus: bool) -> Any:
         """Start an actor that occupies all slots of a node. Ray would drain a node without work at once."""
         actor: Any = ray.remote(NodeProxy)
         functions = calls_function(JobDirectory(Path(self._directory)))
-        handle = actor.options(
+        return actor.options(
             num_cpus=0 if gpus else slots,
             num_gpus=slots if gpus else 0,
             max_concurrency=_CALLS_AT_ONCE,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(self._directory, gpus, self._driver, self._secret, self._bucket, functions)
-        info, imported = handle.call.remote("info"), handle.call.remote("import_modules")
-        death = handle.block_forever.remote()
-        self._fitness.begin(node, handle.call.remote, info, gpus=gpus)
-        return RayAgent(node, slots, gpus, handle, self._fitness, info, imported_ref=imported, death_ref=death)
 
     def _relayed(self) -> list[RelayedNode]:
         """The nodes whose files the driver reads."""
