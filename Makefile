@@ -153,7 +153,7 @@ audit: $(READY) ## Known vulnerabilities of the pinned packages, by pip-audit an
 
 .PHONY: scale
 scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, written to benchmarks/results/scale.json (half an hour)
-	$(BIN)/python benchmarks/scale.py --output benchmarks/results/scale.json
+	$(BIN)/python -m benchmarks.scale --output benchmarks/results/scale.json
 
 .PHONY: clean
 clean: ## Remove caches, reports and the demo's corpus; runs/ and .venv stay

@@ -179,7 +179,7 @@ class _Ranks:
         seconds = self._pace.step_seconds
         own = [seconds * random.uniform(0.97, 1.0) for _ in range(self._world_size)]
         if self._meter.record(own, [1] * self._world_size):
-            reporter.update(ownSeconds=self._meter.own_seconds, stragglers=[])
+            reporter.update(**self._meter.as_json())
         record = StepRecord(
             generation=self._task.generation,
             step=step,
