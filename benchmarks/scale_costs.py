@@ -12,7 +12,7 @@ from typing import Any, Final
 from spotune_testcluster import cgroups
 from spotune_testcluster.cluster import Cluster
 
-_CONTROL_PLANE: Final = ("kube-apiserver", "etcd", "kuberay-operator")
+_CONTROL_PLANE: Final = ("kube-apiserver", "etcd", "ray-operator")
 _OPERATOR: Final = ("spotune-operator", "kopf")
 _OF_THE_BENCHMARK: Final = {"create finetunejobs", "create modelservices", "create rayjobs", "create rayservices"}
 
