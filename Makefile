@@ -152,7 +152,7 @@ audit: $(READY) ## Known vulnerabilities of the pinned packages, by pip-audit an
 	cd tests/cluster/binaries && go run golang.org/x/vuln/cmd/govulncheck@$(GOVULNCHECK) ./... || failed=1; exit $$failed
 
 .PHONY: scale
-scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, written to benchmarks/results/scale.json (half an hour)
+scale: cluster-build ## A thousand FinetuneJobs and a hundred ModelServices against as many RayJobs and RayServices, written to benchmarks/results/scale.json (half an hour)
 	$(BIN)/python -m benchmarks.scale --output benchmarks/results/scale.json
 
 .PHONY: clean
