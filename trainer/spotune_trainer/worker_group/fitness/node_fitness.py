@@ -184,7 +184,7 @@ class NodeFitness:
                 pass
         except RayTaskError as error:
             logger.warning("a node could not be checked, and is used: %s", error.cause)
-            self._mark_checked(node, check)
+            self._set_checked(node, check)
         except RayError:  # the agent is dead, which its pool notices
             pass
 
@@ -196,7 +196,7 @@ class NodeFitness:
             check.info = ray.get(check.info_ref)
             self._keys[node] = check.key
             if check.key in self._records or check.key in self._unfit or not self._is_due(check):
-                self._mark_checked(node, check)
+                self._set_checked(node, check)
                 return False
             check.measuring = check.call("measure", check.gpus)
         if check.record is None:
@@ -215,7 +215,7 @@ class NodeFitness:
             return False
         measured: NodeMeasurement | None = ray.get(check.measuring)
         if measured is None:  # ranks of an earlier driver train there
-            self._mark_checked(node, check)
+            self._set_checked(node, check)
             return False
         assert check.info is not None, "it is asked for first"
         check.record = NodeRecord(check.info.name, check.info.boot, measured)
@@ -253,13 +253,13 @@ class NodeFitness:
                 break
         return chosen
 
-    def _mark_checked(self, node: str, check: _Check) -> None:
+    def _set_checked(self, node: str, check: _Check) -> None:
         check.is_done = True
         self._checked[node] = None
 
     def _finish(self, node: str, check: _Check, record: NodeRecord) -> None:
         check.record = record
-        self._mark_checked(node, check)
+        self._set_checked(node, check)
         self._records[record.key] = record
         self._ledger.append("node-checked", **record.as_json())
         self._is_comparison_due = True
