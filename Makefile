@@ -171,8 +171,8 @@ release-check: $(READY) ## Which pages and benchmarks were made at another code 
 	$(BIN)/python -m tests.releases.check --revision $(or $(TAG),HEAD) $(NAMES)
 
 .PHONY: scale
-scale: cluster-build ## A thousand FinetuneJobs against a thousand RayJobs, written to benchmarks/results/scale.json (half an hour)
-	$(BIN)/python benchmarks/scale.py --output benchmarks/results/scale.json
+scale: cluster-build ## A thousand FinetuneJobs and a hundred ModelServices against as many RayJobs and RayServices, written to benchmarks/results/scale.json (half an hour)
+	$(BIN)/python -m benchmarks.scale --output benchmarks/results/scale.json
 
 .PHONY: clean
 clean: ## Remove caches, reports and the demo's corpus; runs/ and .venv stay

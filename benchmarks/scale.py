@@ -1,11 +1,12 @@
-"""Measures the operator with a thousand FinetuneJobs, and KubeRay alone with as many RayJobs.
+"""Measures the operator with thousands of jobs and hundreds of services, and KubeRay alone with as many of its own.
 
-The API server is a real one, without nodes. Measured are the time from creating a job until its RayCluster exists, the
-operator's memory and CPU time, and its requests to the API server when nothing changes. The RayJobs are created first,
-and deleted before the FinetuneJobs are created. KubeRay's operator and the control plane share the machine's cores with
-everything else, so compare only within one run.
+The API server is a real one, without nodes, and so is KubeRay's operator. First RayJobs and RayServices are created at
+once, then, on a new control plane on the same machine, FinetuneJobs and ModelServices. Measured are the time from
+creating an object until its RayCluster exists, CPU time and memory of the processes, and the requests of both operators
+to the API server, also when nothing changes. All of it shares the machine's cores with everything else that runs there,
+so compare only within one run.
 
-    python benchmarks/scale.py --output benchmarks/results/scale.json
+    python -m benchmarks.scale --jobs 5000 --services 500 --output benchmarks/results/scale.json
 """
 
 from __future__ import annotations
@@ -15,128 +16,113 @@ import asyncio
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
 import time
 import urllib.request
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import kopf
 
-from spotune_operator.kube.client import JOBS, RAY_CLUSTERS, Kube, Manifest, Resource
+from benchmarks.scale_costs import Audit, control_plane, usage
+from benchmarks.scale_objects import FINETUNE_JOB, MODEL_SERVICE, RAY_JOB, RAY_SERVICE, Kind
+from spotune_operator.kube.client import RAY_CLUSTERS, Kube, Manifest
 from spotune_testcluster.cluster import Cluster
 
-RAY_JOBS = Resource("ray.io/v1", "RayJob", "rayjobs")
-CREATED_AT_ONCE = 16
-PORT = 18080
-SETTLE_SECONDS = 20.0
-QUIET_REQUESTS_PER_SECOND = 5.0
+CREATED_AT_ONCE: Final = 16
+PORT: Final = 18080
+SETTLE_SECONDS: Final = 20.0
+QUIET_REQUESTS_PER_SECOND: Final = 5.0
+LONGEST_SECONDS: Final = 3600.0
+_NAMESPACE: Final = "scale"
+_NAME: Final = re.compile(r"(rayjob|rayservice|job|service)-\d{4}")
 
 
-def finetune_job(name: str, namespace: str) -> Manifest:
-    """A small job; without nodes it waits for its head forever."""
-    return {
-        "apiVersion": JOBS.group_version,
-        "kind": JOBS.kind,
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "model": {"source": "/data/model"},
-            "dataset": {"train": {"source": "/data/shards"}},
-            "training": {"epochs": 1, "globalBatchSize": 8},
-            "workers": {"count": 2},
-            "storage": {"storageClassName": "shared", "size": "1Gi"},
-            "cluster": {"provider": "none"},
-        },
-    }
+class Arrivals:
+    """Creates objects as fast as the API server accepts them, and notes when each has its RayCluster.
 
+    Args:
+        kube: the API server.
+        kinds: how many of each kind.
+    """
 
-def ray_job(name: str, namespace: str) -> Manifest:
-    """A RayJob whose cluster has a head and a group of two workers."""
-    resources = {"requests": {"cpu": "1", "memory": "1Gi"}}
-    container = {"image": "testcluster.local/trainer:1", "resources": resources}
-    return {
-        "apiVersion": RAY_JOBS.group_version,
-        "kind": RAY_JOBS.kind,
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": {
-            "entrypoint": "python -c 'print(1)'",
-            "rayClusterSpec": {
-                "rayVersion": "2.60.0",
-                "headGroupSpec": {
-                    "rayStartParams": {},
-                    "template": {"spec": {"containers": [container | {"name": "ray-head"}]}},
-                },
-                "workerGroupSpecs": [
-                    {
-                        "groupName": "workers",
-                        "replicas": 0,
-                        "minReplicas": 0,
-                        "maxReplicas": 2,
-                        "rayStartParams": {},
-                        "template": {"spec": {"containers": [container | {"name": "ray-worker"}]}},
-                    }
-                ],
-            },
-        },
-    }
+    def __init__(self, kube: Kube, kinds: dict[Kind, int]) -> None:
+        self._kube = kube
+        self._kinds = kinds
+        self._created: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
+        self._complete = asyncio.Event()
 
+    async def run(self) -> dict[str, Any]:
+        """Create all objects, services among jobs; returns the seconds until their RayClusters exist, by kind."""
+        watch = asyncio.create_task(self._watch(await self._list_version()))
+        limit = asyncio.Semaphore(CREATED_AT_ONCE)
+        start = time.monotonic()
+        await asyncio.gather(*(self._create(kind, number, limit) for kind, number in self._order()))
+        creating = time.monotonic() - start
+        async with asyncio.timeout(LONGEST_SECONDS):
+            await self._complete.wait()
+        watch.cancel()
+        return {
+            "creatingSeconds": round(creating, 1),
+            "allSeconds": round(max(self._seen.values()) - start, 1),
+            **{kind.resource.plural: self._latencies(kind) for kind in self._kinds},
+        }
 
-async def apply_to_cluster(
-    kube: Kube, resource: Resource, make: Callable[[str, str], Manifest], namespace: str, number: int
-) -> dict[str, Any]:
-    """Create jobs as fast as the API server accepts them; returns the seconds until each has its RayCluster."""
-    created: dict[str, float] = {}
-    seen: dict[str, float] = {}
-    complete = asyncio.Event()
-    _, first = await _listed(kube, namespace)
-    watch = asyncio.create_task(_watch(kube, namespace, first, number, seen, complete))
-    limit = asyncio.Semaphore(CREATED_AT_ONCE)
+    def _order(self) -> Iterator[tuple[Kind, int]]:
+        """Each kind evenly spread over the whole time."""
+        places = [
+            ((number + 0.5) / count, number, kind) for kind, count in self._kinds.items() for number in range(count)
+        ]
+        return ((kind, number) for _, number, kind in sorted(places, key=lambda place: place[:2]))
 
-    async def create(index: int) -> None:
+    def _latencies(self, kind: Kind) -> dict[str, Any]:
+        names = [name for name in self._created if name.startswith(kind.prefix)]
+        seconds = sorted(self._seen[name] - self._created[name] for name in names)
+
+        def percentile(share: float) -> float:
+            return round(seconds[int(share * (len(seconds) - 1))], 2)
+
+        return {
+            "number": len(seconds),
+            "p50Seconds": round(statistics.median(seconds), 2),
+            "p95Seconds": percentile(0.95),
+            "p99Seconds": percentile(0.99),
+        }
+
+    async def _create(self, kind: Kind, number: int, limit: asyncio.Semaphore) -> None:
         async with limit:
-            name = f"scale-{index:04d}"
-            created[name] = time.monotonic()
-            await kube.create(resource, make(name, namespace))
+            manifest = kind.manifest(number, _NAMESPACE)
+            self._created[manifest["metadata"]["name"]] = time.monotonic()
+            await self._kube.create(kind.resource, manifest)
 
-    start = time.monotonic()
-    await asyncio.gather(*(create(index) for index in range(number)))
-    creating = time.monotonic() - start
-    await complete.wait()
-    watch.cancel()
-    seconds = sorted(seen[name] - created[name] for name in created)
-    return {
-        "jobs": number,
-        "creatingSeconds": round(creating, 1),
-        "allSeconds": round(max(seen.values()) - start, 1),
-        "p50Seconds": round(statistics.median(seconds), 2),
-        "p99Seconds": round(seconds[int(0.99 * (len(seconds) - 1))], 2),
-    }
+    async def _list_version(self) -> str:
+        versions = [each async for _, each in self._kube.pages(RAY_CLUSTERS, _NAMESPACE, "")]
+        return versions[-1]
 
-
-async def _listed(kube: Kube, namespace: str) -> tuple[int, str]:
-    count, list_version = 0, ""
-    async for items, page_version in kube.pages(RAY_CLUSTERS, namespace, ""):
-        count, list_version = count + len(items), page_version
-    return count, list_version
+    async def _watch(self, since: str) -> None:
+        """Record when the RayCluster of each object exists, whatever its name."""
+        number = sum(self._kinds.values())
+        async for kind, item in self._kube.watch(RAY_CLUSTERS, _NAMESPACE, "", since, int(LONGEST_SECONDS)):
+            name = _owner(item) if kind == "ADDED" else None
+            if name is not None:
+                self._seen.setdefault(name, time.monotonic())
+            if len(self._seen) == number:
+                self._complete.set()
+                return
 
 
-async def _watch(
-    kube: Kube, namespace: str, since: str, number: int, seen: dict[str, float], complete: asyncio.Event
-) -> None:
-    """Record when the RayCluster of each job exists, whatever its name."""
-    async for kind, item in kube.watch(RAY_CLUSTERS, namespace, "", since, 3000):
-        owners = item["metadata"].get("ownerReferences") or []
-        if kind == "ADDED" and owners:
-            seen.setdefault(owners[0]["name"], time.monotonic())
-        if len(seen) == number:
-            complete.set()
-            return
+def _owner(cluster: Manifest) -> str | None:
+    """Name of the object of this benchmark that a RayCluster belongs to."""
+    owners = cluster["metadata"].get("ownerReferences") or [{"name": ""}]
+    found = _NAME.search(owners[0]["name"])
+    return found[0] if found else None
 
 
 @contextmanager
@@ -147,6 +133,7 @@ def running_operator(cluster: Cluster) -> Iterator[subprocess.Popen[bytes]]:
         "KUBECONFIG": str(cluster.kubectl.kubeconfig),
         "SPOTUNE_OPERATOR_PORT": str(PORT),
         "SPOTUNE_OPERATOR_HOST": "127.0.0.1",
+        "SPOTUNE_OPERATOR_SERVING": "true",
     }
     command = [str(Path(sys.executable).with_name("spotune")), "operator"]
     log = Path("build/scale-operator.log")
@@ -175,115 +162,102 @@ def _wait(until: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.5)
 
 
-def cost(process: subprocess.Popen[bytes]) -> dict[str, float]:
-    """Memory and CPU time that a process has used so far."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    fields = dict(line.split(":", 1) for line in status.splitlines())
-    times = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    ticks = int(times[11]) + int(times[12])
-    return {
-        "residentMiB": round(int(fields["VmRSS"].split()[0]) / 1024, 1),
-        "peakMiB": round(int(fields["VmHWM"].split()[0]) / 1024, 1),
-        "cpuSeconds": round(ticks / os.sysconf("SC_CLK_TCK"), 2),
-    }
-
-
-class Audit:
-    """The operator's requests to the API server, from the server's audit log."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self._offset = log.stat().st_size
-
-    def calls(self) -> dict[str, int]:
-        """Requests of the operator since this object was created, by verb and kind; a watch counts when it starts."""
-        counted: Counter[str] = Counter()
-        with self._log.open() as lines:
-            lines.seek(self._offset)
-            for line in lines:
-                event = json.loads(line)
-                agent = event.get("userAgent", "")
-                if agent.startswith(("spotune-operator", "kopf")) and event["stage"] == "ResponseComplete":
-                    counted[f"{event['verb']} {event.get('objectRef', {}).get('resource', event['requestURI'])}"] += 1
-        return dict(counted)
-
-
-def _wait_until_quiet(log: Path) -> None:
+def _wait_until_quiet(audit: Audit) -> None:
     """Wait until the API server is idle, so that earlier requests are not counted."""
 
     def requests_per_second() -> float:
-        before = _lines(log)
+        before = audit.lines()
         time.sleep(5)
-        return (_lines(log) - before) / 5
+        return (audit.lines() - before) / 5
 
-    _wait(lambda: requests_per_second() < QUIET_REQUESTS_PER_SECOND, 900)
-
-
-def _lines(log: Path) -> int:
-    with log.open("rb") as content:
-        return sum(block.count(b"\n") for block in iter(lambda: content.read(1 << 20), b""))
+    _wait(lambda: requests_per_second() < QUIET_REQUESTS_PER_SECOND, LONGEST_SECONDS)
 
 
-async def measure(cluster: Cluster, number: int, idle_seconds: float) -> dict[str, Any]:
-    """Run all measurements, one after the other."""
-    os.environ["KUBECONFIG"] = str(cluster.kubectl.kubeconfig)
+@contextmanager
+def new_cluster() -> Iterator[Cluster]:
+    """A control plane with KubeRay and the definitions of the operator, without nodes."""
+    cluster = Cluster("scale")
+    cluster.down()
+    cluster.up((), report=lambda line: print(line, flush=True))
+    try:
+        os.environ["KUBECONFIG"] = str(cluster.kubectl.kubeconfig)
+        cluster.kubectl("apply", "--server-side", "--filename=manifests/crd.yaml")
+        cluster.kubectl("create", "namespace", _NAMESPACE)
+        yield cluster
+    finally:
+        cluster.down()
 
+
+def _client() -> Kube:
     def login() -> kopf.ConnectionInfo:
         found = kopf.login_with_kubeconfig(settings=kopf.OperatorSettings())
         assert found is not None, "KUBECONFIG was just set"
         return found
 
-    kubectl = cluster.kubectl
-    kubectl("apply", "--server-side", "--filename=manifests/crd.yaml")
-    for namespace in ("scale-rayjobs", "scale-finetunejobs"):
-        kubectl("create", "namespace", namespace)
-    results: dict[str, Any] = {}
-    async with Kube(login) as kube:
-        results["rayJobs"] = await apply_to_cluster(kube, RAY_JOBS, ray_job, "scale-rayjobs", number)
-        kubectl("delete", "namespace", "scale-rayjobs", "--timeout=900s", timeout=920)
-        await asyncio.to_thread(_wait_until_quiet, cluster.files.audit_log)
-        with running_operator(cluster) as operator:
-            before = cost(operator)
-            audit = Audit(cluster.files.audit_log)
-            results["finetuneJobs"] = await apply_to_cluster(kube, JOBS, finetune_job, "scale-finetunejobs", number)
-            await asyncio.to_thread(_wait_until_quiet, cluster.files.audit_log)
-            await asyncio.sleep(SETTLE_SECONDS)
-            after = cost(operator)
-            results["operator"] = {
-                "atStart": before,
-                "withJobs": after,
-                "cpuMillisecondsPerJob": round(1000 * (after["cpuSeconds"] - before["cpuSeconds"]) / number, 1),
-                "calls": audit.calls(),
-            }
-            audit = Audit(cluster.files.audit_log)
-            await asyncio.sleep(idle_seconds)
-            idle = cost(operator)
-            results["idle"] = {
+    return Kube(login)
+
+
+async def measure_kuberay(jobs: int, services: int) -> dict[str, Any]:
+    """KubeRay alone: RayJobs and RayServices."""
+    with new_cluster() as cluster:
+        async with _client() as kube:
+            audit, before = Audit(cluster.files.audit_log), control_plane(cluster)
+            found = await Arrivals(kube, _kinds({RAY_JOB: jobs, RAY_SERVICE: services})).run()
+            return {**found, "cpuSeconds": _used(before, control_plane(cluster)), "calls": audit.calls()}
+
+
+async def measure_operator(jobs: int, services: int, idle_seconds: float) -> dict[str, Any]:
+    """The operator: FinetuneJobs and ModelServices."""
+    with new_cluster() as cluster, running_operator(cluster) as operator:
+        async with _client() as kube:
+            at_start = usage(operator.pid)
+            audit, before = Audit(cluster.files.audit_log), control_plane(cluster)
+            found = await Arrivals(kube, _kinds({FINETUNE_JOB: jobs, MODEL_SERVICE: services})).run()
+            used = _used(before, control_plane(cluster))
+            cpu = usage(operator.pid)["cpuSeconds"] - at_start["cpuSeconds"]
+        calls = audit.calls()
+        await asyncio.to_thread(_wait_until_quiet, audit)
+        await asyncio.sleep(SETTLE_SECONDS)
+        settled = usage(operator.pid)
+        audit = Audit(cluster.files.audit_log)
+        await asyncio.sleep(idle_seconds)
+        idle = usage(operator.pid)
+        return {
+            **found,
+            "cpuSeconds": {"operator": round(cpu, 2), **used},
+            "calls": calls,
+            "operator": {"atStart": at_start, "withObjects": settled},
+            "idle": {
                 "seconds": idle_seconds,
-                "calls": audit.calls(),
-                "cpuSeconds": round(idle["cpuSeconds"] - after["cpuSeconds"], 2),
+                "calls": audit.calls().get("operator", {}),
+                "cpuSeconds": round(idle["cpuSeconds"] - settled["cpuSeconds"], 2),
                 "residentMiB": idle["residentMiB"],
-            }
-    return results
+            },
+        }
+
+
+def _kinds(numbers: dict[Kind, int]) -> dict[Kind, int]:
+    return {kind: number for kind, number in numbers.items() if number > 0}
+
+
+def _used(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    return {name: round(after[name] - before.get(name, 0.0), 1) for name in sorted(after)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Start a cluster without nodes, measure, and delete it."""
+    """Measure both on a control plane of their own, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--jobs", type=int, default=1000)
+    parser.add_argument("--services", type=int, default=100)
     parser.add_argument("--idle-seconds", type=float, default=180)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
-    cluster = Cluster("scale")
-    cluster.down()
-    cluster.up((), report=lambda line: print(line, flush=True))
-    try:
-        results = asyncio.run(measure(cluster, options.jobs, options.idle_seconds))
-    finally:
-        cluster.down()
+    kuberay = asyncio.run(measure_kuberay(options.jobs, options.services))
+    print(kuberay, flush=True)
+    operator = asyncio.run(measure_operator(options.jobs, options.services, options.idle_seconds))
     machine = f"{os.cpu_count()} cores, {platform.machine()}, shared with others"
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    report = {"machine": machine, "commit": commit, "kopf": version("kopf"), **results}
+    report = {"machine": machine, "commit": commit, "kopf": version("kopf"), "kubeRay": kuberay, "spotune": operator}
     text = json.dumps(report, indent=2)
     print(text)
     if options.output is not None:

@@ -102,7 +102,7 @@ def job_config(options: argparse.Namespace, precision: str, folder: str) -> JobC
         float8 = config.quantize.linear.float8
         float8.filter_fqns = ["output"]
         float8.emulate = not torch.cuda.is_available()
-        float8.recipe_name = None if recipe == "tensorwise" else recipe  # type: ignore[assignment]  # None: tensorwise
+        float8.recipe_name = None if recipe == "tensorwise" else recipe  # None: tensorwise
     return config
 
 

@@ -28,6 +28,7 @@ HISTORY = (
     "benchmarks/results/hf_trainer*.json",
     "benchmarks/results/kernels_*.txt",
     "benchmarks/results/*.csv",
+    "benchmarks/results/chaos_one_job.jsonl",
 )
 """Records that stay as they are: of an older code or another program, to compare with."""
 
@@ -73,7 +74,7 @@ PAGES = (
     _page("docs/faults.md", JOBS, "make faults AGAIN=1"),
     _page("docs/bucket-faults.md", JOBS, "make bucket-faults AGAIN=1"),
     _page("docs/serving-faults.md", SERVICES, "make serving-faults"),
-    _page("docs/chaos.md", JOBS, "make chaos"),
+    _page("docs/chaos.md", EVERYTHING, "make chaos"),
     MeasuredPage("docs/support.md", ("benchmarks/results/versions.jsonl",), EVERYTHING, "make versions"),
     _page("docs/fuzzing.md", EVERYTHING, "make fuzz AGAIN=1"),
     _page("docs/images/serve.png", ("serve/spotune_serve/gateway/routes",), "python -m docs.screenshot RUN"),
@@ -85,6 +86,7 @@ BENCHMARKS = (
     _benchmark("recovery_local", "results/recovery_local.json", TRAINING),
     _benchmark("recovery_processes", "results/recovery_processes.json results/recovery_processes_gpu_?.json", TRAINING),
     _benchmark("restore_from_memory", "results/restore_from_memory.json", TRAINING),
+    _benchmark("many_workers", "results/many_workers.json", TRAINING),
     _benchmark("peer_copy", "results/peer_copy.json", TRAINING),
     _benchmark("function_cost", "results/function_cost.json", TRAINING),
     _benchmark("data_loading", "results/data_loading.json", TRAINING),

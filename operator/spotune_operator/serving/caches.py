@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from spotune.service import SERVICE_KIND
@@ -38,9 +38,9 @@ class CachedService(CachedResource):
 
     kind = SERVICE_KIND
 
-    @property
+    @cached_property
     def jobs(self) -> set[str]:
-        """Names of the FinetuneJobs that it names."""
+        """Names of the FinetuneJobs that it names. Each event of a job asks all services."""
         spec = self.spec if isinstance(self.spec, dict) else {}
         parts = [spec.get("model"), *(spec.get("adapters") or ())]
         return {part["finetuneJob"] for part in parts if isinstance(part, dict) and part.get("finetuneJob")}

@@ -23,7 +23,7 @@ KEYS = {
     *("time", "heartbeat", "phase", "generation", "attempt", "step", "totalSteps", "epoch", "loss", "learningRate"),
     *("gradNorm", "evalLoss", "tokensPerSecond", "samplesPerSecond", "mfu", "etaSeconds", "workers", "lastCheckpoint"),
     *("resumedFromStep", "stepsLost", "restarts", "message", "startup", "silentSeconds", "checkpointProblem"),
-    *("heartbeatSeconds", "dataLeftOut", "adopting", "ownSeconds", "stragglers", "unfitNodes"),
+    *("heartbeatSeconds", "dataLeftOut", "adopting", "ownSeconds", "slowestRanks", "stragglers", "unfitNodes"),
     *("skippedSteps", "evalScores", "evalStep", "evalBySource", "best", "stoppedEarly", "exportProblem", "exportStep"),
     "harnessProblem",
     *("goodput", "goodputParts"),

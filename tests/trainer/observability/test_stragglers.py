@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -76,3 +77,14 @@ def test_a_single_slow_step_names_nobody_and_a_rank_that_is_often_slow_is_named(
 )
 def test_a_rank_is_slow_only_if_others_wait_for_it(ranks: list[tuple[float, int]], slow: set[int]) -> None:
     assert {rank for rank, ratio in enumerate(slowness(ranks)) if ratio > 1.2} == slow
+
+
+@pytest.mark.parametrize(("ranks", "is_listed"), [(64, True), (65, False), (1000, False)])
+def test_status_of_a_large_group_names_the_slowest_ranks_only(ranks: int, is_listed: bool) -> None:
+    meter = StragglerMeter([f"n{rank}" for rank in range(ranks)], block_seconds=0.0, block_steps=1)
+    assert meter.record([1.0 + rank / ranks for rank in range(ranks)], [1] * ranks)
+    found = meter.as_json()
+    assert found["ownSeconds"] == (meter.own_seconds if is_listed else None)
+    assert [each["rank"] for each in found["slowestRanks"]] == [*range(ranks - 1, ranks - 9, -1)]
+    assert found["slowestRanks"][0] == {"rank": ranks - 1, "node": f"n{ranks - 1}", "seconds": meter.own_seconds[-1]}
+    assert len(json.dumps(found)) < 3000

@@ -74,6 +74,7 @@ _EMPTY_STATUS: dict[str, Any] = dict.fromkeys(
         "dataLeftOut",
         "resumedFromStep",
         "ownSeconds",
+        "slowestRanks",
         "stragglers",
         "message",
         "adopting",
@@ -164,7 +165,7 @@ class StatusPublisher:
             self._generation = _GenerationFiles(self._directory.generation_logs(generation))
             self._group_started_at = time.time()
             self._status.update(generation=generation, step=first_step, resumedFromStep=first_step or None)
-            self._status.update(ownSeconds=None, stragglers=None)
+            self._status.update(ownSeconds=None, slowestRanks=None, stragglers=None)
             self._status.update(workers={"running": 0, "wanted": workers}, message=None)
             self._status["stepsLost"] = self._ledger.steps_lost()
             self._status["phase"] = Phase.LOADING.value

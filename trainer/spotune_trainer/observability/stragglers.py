@@ -11,6 +11,7 @@ others, and by its time for each micro-batch.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
 from collections import deque
@@ -23,6 +24,10 @@ RATIO: Final = 1.2
 BLOCKS: Final = 5
 BLOCK_SECONDS: Final = 60.0
 BLOCK_STEPS: Final = 4
+MOST_LISTED: Final = 64
+"""A status has the own times of all ranks of a group of up to so many. It is written and read twice a second."""
+SLOWEST: Final = 8
+"""So many of the slowest ranks are in the status of every group."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,17 @@ class StragglerMeter:
         self.own_seconds: list[float] = []
         self.stragglers: list[Straggler] = []
         self._open()
+
+    def as_json(self) -> dict[str, Any]:
+        """As in `progress.json`: its size does not grow with the group beyond `MOST_LISTED` ranks."""
+        own = self.own_seconds
+        slowest = heapq.nlargest(SLOWEST, range(len(own)), key=own.__getitem__)
+        worst = heapq.nlargest(MOST_LISTED, self.stragglers, key=lambda each: each.ratio)
+        return {
+            "ownSeconds": own if len(own) <= MOST_LISTED else None,
+            "slowestRanks": [{"rank": rank, "node": self._nodes[rank], "seconds": own[rank]} for rank in slowest],
+            "stragglers": [each.as_json() for each in sorted(worst, key=lambda each: each.rank)],
+        }
 
     def _open(self) -> None:
         self._began, self._steps = self._clock(), 0

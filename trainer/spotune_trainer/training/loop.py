@@ -354,9 +354,8 @@ class TrainingLoop:
         of_ranks = [len(range(rank, count, self.world_size)) for rank in range(self.world_size)]
         known = {each.rank for each in self.stragglers.stragglers}
         if self.stragglers.record(own_seconds, of_ranks):
-            found = self.stragglers.stragglers
-            self.reporter.update(ownSeconds=self.stragglers.own_seconds, stragglers=[each.as_json() for each in found])
-            for each in found:
+            self.reporter.update(**self.stragglers.as_json())
+            for each in self.stragglers.stragglers:
                 if each.rank not in known:
                     self.reporter.record_event("straggler", step=last.step, **each.as_json())
 

@@ -29,11 +29,12 @@ from spotune_trainer.training.task import RankPlacement, RankResult, WorkerTask
 from spotune_trainer.worker_group.fitness.node_fitness import NodeFitness
 from spotune_trainer.worker_group.node_agent import GRACE_SECONDS, GRACE_SECONDS_OF_KEPT
 from spotune_trainer.worker_group.node_proxy import NodeProxy, calls_function
-from spotune_trainer.worker_group.node_state import NodeGroup, others_of
+from spotune_trainer.worker_group.node_state import NodeAddresses, NodeGroup
 from spotune_trainer.worker_group.ray_nodes import (
     REPLY_SECONDS,
     RayAgent,
     RelayedNode,
+    dead_nodes,
     draining_nodes,
     slots_by_node,
     slots_of_one_kind,
@@ -124,12 +125,15 @@ class AgentPool:
             that has imported modules.
         """
         with self._lock:
-            nodes, unfit = self._nodes(), self._fitness.excluded()
+            nodes = self._nodes()
+            dead = dead_nodes(self._agents.values())
+            self._fitness.advance()
+            unfit = self._fitness.excluded()
             slots_of = slots_by_node(nodes, gpus, self._draining().keys() | unfit)
             self._usable = slots_of_one_kind(slots_of, nodes, self.occupied())
             kept = unfit if not self._has_placed else set()  # the group of an earlier driver may still train there
             for agent in list(self._agents.values()):
-                if agent.is_dead():
+                if agent.node in dead:
                     self._forget_dead(agent)
                 elif agent.placements or agent.node in kept:
                     continue
@@ -151,8 +155,11 @@ class AgentPool:
 
         Takes no lock: the thread that publishes the status must not wait for agents.
         """
+        unfit = self._fitness.unfit_nodes()
+        if not unfit:  # as nearly always, and a status has no time for a thousand names
+            return []
         in_use = {self._fitness.name_of(agent.node) for agent in list(self._agents.values()) if agent.placements}
-        return [{**each, "inUse": each["node"] in in_use} for each in self._fitness.unfit_nodes()]
+        return [{**each, "inUse": each["node"] in in_use} for each in unfit]
 
     def leave_out(self, rank: int, reason: str, at_least: int) -> bool:
         """Leave out the node of a rank from now on, if ready nodes have slots for `at_least` workers without it."""
@@ -241,9 +248,9 @@ class AgentPool:
         with self._lock:
             ready = [agent for agent in self._agents.values() if agent.has_started() and not agent.is_dead()]
         found = {}
-        for agent in ready:
+        for agent, answer in [(agent, agent.handle.call.remote("group")) for agent in ready]:  # all at the same time
             with suppress(RayError):
-                group: NodeGroup | None = ray.get(agent.handle.call.remote("group"), timeout=REPLY_SECONDS)
+                group: NodeGroup | None = ray.get(answer, timeout=REPLY_SECONDS)
                 if group is not None and group.task.generation == generation:
                     found[agent.node] = group
         return found
@@ -294,12 +301,14 @@ class AgentPool:
             return {}
         with self._lock:
             idle = [agent for agent in self._agents.values() if not agent.placements and agent.is_ready()]
-        others = others_of([agent.info().peer for agent in hosts], [agent.info().peer for agent in idle])
+        addresses = NodeAddresses(
+            tuple(agent.info().peer for agent in hosts), tuple(agent.info().peer for agent in idle)
+        )
+        shared = ray.put(addresses)  # once: a thousand nodes would get a thousand addresses each
         reuse = _keeps_processes() and self._reuse_processes
         options = {"keep": _keeps_processes(), "reuse": reuse}
         return {
-            agent.handle.call.remote("run_ranks", task, agent.placements, other, **options): agent
-            for agent, other in zip(hosts, others, strict=True)
+            agent.handle.call.remote("run_ranks", task, agent.placements, shared, **options): agent for agent in hosts
         }
 
     def _wait_for_ranks(
@@ -319,6 +328,8 @@ class AgentPool:
         ray_error, timeout = "", None
         while running:
             done, _ = ray.wait(list(running), num_returns=1, timeout=timeout)
+            if done:  # with a thousand agents, others have ended as well by now
+                done, _ = ray.wait(list(running), num_returns=len(running), timeout=0)
             for call in done or list(running):  # an agent that does not reply in time counts as lost
                 agent = running.pop(call)
                 try:
@@ -337,19 +348,23 @@ class AgentPool:
         return ray_error
 
     def _start(self, node: str, slots: int, gpus: bool) -> RayAgent:
+        """Start an agent, and the check of its node."""
+        handle = self._start_actor(node, slots, gpus)
+        info, imported = handle.call.remote("info"), handle.call.remote("import_modules")
+        death = handle.block_forever.remote()
+        self._fitness.begin(node, handle.call.remote, info, gpus=gpus)
+        return RayAgent(node, slots, gpus, handle, self._fitness, info, imported_ref=imported, death_ref=death)
+
+    def _start_actor(self, node: str, slots: int, gpus: bool) -> Any:
         """Start an actor that occupies all slots of a node. Ray would drain a node without work at once."""
         actor: Any = ray.remote(NodeProxy)
         functions = calls_function(JobDirectory(Path(self._directory)))
-        handle = actor.options(
+        return actor.options(
             num_cpus=0 if gpus else slots,
             num_gpus=slots if gpus else 0,
             max_concurrency=_CALLS_AT_ONCE,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
         ).remote(self._directory, gpus, self._driver, self._secret, self._bucket, functions)
-        info, imported = handle.call.remote("info"), handle.call.remote("import_modules")
-        death = handle.block_forever.remote()
-        self._fitness.begin(node, handle.call.remote, info, gpus=gpus)
-        return RayAgent(node, slots, gpus, handle, self._fitness, info, imported_ref=imported, death_ref=death)
 
     def _relayed(self) -> list[RelayedNode]:
         """The nodes whose files the driver reads."""

@@ -39,7 +39,7 @@ from spotune_trainer.training.task import RankExit, RankPlacement, RankResult, W
 from spotune_trainer.worker_group.fitness.links import pull_rate
 from spotune_trainer.worker_group.fitness.measure import measure_in_process
 from spotune_trainer.worker_group.fitness.measurements import NodeMeasurement
-from spotune_trainer.worker_group.node_state import NodeGroup, NodeInfo, OtherNodes
+from spotune_trainer.worker_group.node_state import NodeAddresses, NodeGroup, NodeInfo, OtherNodes
 from spotune_trainer.worker_group.rank_process import FORKING, Assignment, RankHandle
 
 logger = logging.getLogger("spotune.worker")
@@ -168,7 +168,7 @@ class NodeAgent:
         self,
         task: WorkerTask,
         placements: Sequence[RankPlacement],
-        others: OtherNodes,
+        addresses: NodeAddresses,
         *,
         keep: bool = False,
         reuse: bool = False,
@@ -178,7 +178,7 @@ class NodeAgent:
         Args:
             task: of the generation.
             placements: of the ranks.
-            others: the nodes whose memory the ranks may read, and the one that commits are copied to.
+            addresses: of the agents whose memory the ranks may read, and to one of which commits are copied.
             keep: let processes wait for another generation, if a rank is lost elsewhere or the group yields.
             reuse: use processes that wait since an earlier generation; otherwise fork them all.
 
@@ -193,7 +193,7 @@ class NodeAgent:
         self._keeps = keep
         run = self._run = _Run(NodeGroup(task, tuple(placements)), self._driver)
         try:
-            run.results = self._run_until_exit(run, others, reuse=reuse)
+            run.results = self._run_until_exit(run, addresses.others_of(placements[0].node), reuse=reuse)
         finally:
             run.ended.set()
             self._serve_peers()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
@@ -44,6 +43,26 @@ class OtherNodes:
 
 
 @dataclass(frozen=True)
+class NodeAddresses:
+    """Where the agents of a worker group listen, and those of nodes without ranks: the same for all of its nodes.
+
+    Attributes:
+        hosts: the agents of the group's nodes, in the order of their ranks; None: its memory cannot be reached.
+        idle: those of nodes without ranks, which may have some since an earlier group.
+    """
+
+    hosts: tuple[PeerAddress | None, ...]
+    idle: tuple[PeerAddress | None, ...] = ()
+
+    def others_of(self, node: int) -> OtherNodes:
+        """The other nodes, as the group's node of this number sees them: a ring, in which each has a next one."""
+        around = (*self.hosts[node + 1 :], *self.hosts[:node])
+        following = [peer for peer in around if peer is not None]
+        after = following[0] if self.hosts[node] is not None and following else None
+        return OtherNodes((*following, *(peer for peer in self.idle if peer is not None)), after)
+
+
+@dataclass(frozen=True)
 class NodeGroup:
     """The ranks of one generation on one node.
 
@@ -56,20 +75,3 @@ class NodeGroup:
     task: WorkerTask
     placements: tuple[RankPlacement, ...]
     has_failed: bool = False
-
-
-def others_of(hosts: Sequence[PeerAddress | None], idle: Sequence[PeerAddress | None]) -> list[OtherNodes]:
-    """The other nodes for each node of a group, in the order of their ranks: a ring, in which each has a next one.
-
-    Args:
-        hosts: the agents of the group's nodes; None: its memory cannot be reached.
-        idle: those of nodes without ranks, which may have some since an earlier group.
-    """
-    ring = [host for host in hosts if host is not None]
-    found = []
-    for host in hosts:
-        start = ring.index(host) + 1 if host is not None else 0
-        following = [peer for peer in ring[start:] + ring[:start] if peer != host]
-        after = following[0] if host is not None and following else None
-        found.append(OtherNodes((*following, *(peer for peer in idle if peer is not None)), after))
-    return found

@@ -44,10 +44,11 @@ class RayAgent:
     imported_ref: Any
     death_ref: Any
     placements: list[RankPlacement] = field(default_factory=list)
+    _resolved: set[str] = field(default_factory=set)
 
     def has_started(self) -> bool:
         """Whether the actor has started."""
-        return bool(ray.wait([self.info_ref], timeout=0)[0])
+        return self._has_resolved("info", self.info_ref)
 
     def is_ready(self) -> bool:
         """Whether the actor has started, and the node has been checked and is fit."""
@@ -55,16 +56,31 @@ class RayAgent:
 
     def has_imported(self) -> bool:
         """Whether a rank starts there without imports."""
-        return bool(ray.wait([self.imported_ref], timeout=0)[0])
+        return self._has_resolved("imported", self.imported_ref)
 
     def is_dead(self) -> bool:
         """Whether actor or agent is dead."""
         return bool(ray.wait([self.death_ref], timeout=0)[0])
 
+    def _has_resolved(self, name: str, reference: Any) -> bool:
+        """Whether a call has a result, which it keeps: Ray is not asked again."""
+        if name not in self._resolved and ray.wait([reference], timeout=0)[0]:
+            self._resolved.add(name)
+        return name in self._resolved
+
     def info(self) -> NodeInfo:
         """Address and memory of the node."""
         info: NodeInfo = ray.get(self.info_ref, timeout=REPLY_SECONDS)
         return info
+
+
+def dead_nodes(agents: Iterable[RayAgent]) -> set[str]:
+    """The nodes of agents that are dead, by one call of Ray for all of them."""
+    node_of = {agent.death_ref: agent.node for agent in agents}
+    if not node_of:
+        return set()
+    dead, _ = ray.wait(list(node_of), num_returns=len(node_of), timeout=0)
+    return {node_of[reference] for reference in dead}
 
 
 @dataclass(frozen=True)

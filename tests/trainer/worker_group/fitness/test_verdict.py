@@ -36,7 +36,7 @@ def test_gpus_are_compared_with_those_of_their_type(nodes: list[NodeRecord], unf
 def test_nodes_that_are_gone_tell_how_fast_gpus_are_but_not_how_fast_the_network_is() -> None:
     gone = NodeRecord("gone", "boot", node("", 700, 700).measured, {"a boot": 1e9, "b boot": 1e9})
     records = {each.key: each for each in (gone, node("a", 500))}
-    found = of_interest(records, ["a boot"])
+    found = of_interest(records, {"a boot"})
     assert [each.links for each in found] == [{}, {}]
     reason = unfit_nodes(found)["a boot"]
     assert reason == "GPU 0 (H100): it computes 500.0 TFLOP/s, 71% of the median of 3 GPUs of this type"

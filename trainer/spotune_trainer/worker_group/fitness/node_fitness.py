@@ -99,7 +99,9 @@ class NodeFitness:
         self._ledger = Ledger(directory)
         self._lock = threading.RLock()
         self._checks: dict[str, _Check] = {}
+        self._checked: dict[str, None] = {}
         self._keys: dict[str, str] = {}
+        self._is_comparison_due = False
         checked = (NodeRecord.from_json(event) for event in self._ledger.records("node-checked"))
         self._records = {record.key: record for record in checked}
         left_out = self._ledger.records("node-unfit")
@@ -121,22 +123,22 @@ class NodeFitness:
         """The agent of a node has ended. What is known of the node stays."""
         with self._lock:
             self._checks.pop(node, None)
+            self._checked.pop(node, None)
+
+    def advance(self) -> None:
+        """Go on with the checks of all nodes, and compare those that have ended with all others, once for all."""
+        with self._lock:
+            for node, check in list(self._checks.items()):
+                self._advance_as_far_as_possible(node, check)
+            if self._is_comparison_due:
+                self._is_comparison_due = False
+                self._compare()
 
     def is_ready(self, node: str) -> bool:
-        """Whether the node has been checked and is fit; goes on with its check."""
+        """Whether the node has been checked and is fit, as of the last call of `advance`."""
         with self._lock:
             check = self._checks.get(node)
-            if check is None:
-                return False
-            try:
-                while not check.is_done and self._advance(node, check):
-                    pass
-            except RayTaskError as error:
-                logger.warning("a node could not be checked, and is used: %s", error.cause)
-                check.is_done = True
-            except RayError:  # the agent is dead, which its pool notices
-                return False
-            return check.is_done and check.key not in self._unfit
+            return check is not None and check.is_done and check.key not in self._unfit
 
     def excluded(self) -> set[str]:
         """Ray's ids of nodes that are not to be used."""
@@ -146,6 +148,8 @@ class NodeFitness:
     def unfit_nodes(self) -> list[dict[str, Any]]:
         """The nodes that are left out, as in the status: of each name, the last boot."""
         with self._lock:
+            if not self._unfit:
+                return []
             of_name = {event["node"]: event for event in self._unfit.values()}
             passed = {record.node: record.key for record in self._records.values()}
         return [
@@ -174,6 +178,16 @@ class NodeFitness:
                 self._keys[node] = check.key
             self._record_unfit(check.info.name, check.info.boot, reason)
 
+    def _advance_as_far_as_possible(self, node: str, check: _Check) -> None:
+        try:
+            while not check.is_done and self._advance(node, check):
+                pass
+        except RayTaskError as error:
+            logger.warning("a node could not be checked, and is used: %s", error.cause)
+            self._set_checked(node, check)
+        except RayError:  # the agent is dead, which its pool notices
+            pass
+
     def _advance(self, node: str, check: _Check) -> bool:
         """Take the next step of a check if it is due; returns whether there may be another one."""
         if check.info is None:
@@ -182,31 +196,31 @@ class NodeFitness:
             check.info = ray.get(check.info_ref)
             self._keys[node] = check.key
             if check.key in self._records or check.key in self._unfit or not self._is_due(check):
-                check.is_done = True
+                self._set_checked(node, check)
                 return False
             check.measuring = check.call("measure", check.gpus)
         if check.record is None:
-            return self._receive(check)
+            return self._receive(node, check)
         if check.linking is None:
             return self._begin_links(node, check, check.record)
         keys, rates = check.linking
         if not _has_resolved(rates):
             return False
-        self._finish(check, replace(check.record, links=dict(zip(keys, ray.get(rates), strict=True))))
+        self._finish(node, check, replace(check.record, links=dict(zip(keys, ray.get(rates), strict=True))))
         return False
 
-    def _receive(self, check: _Check) -> bool:
+    def _receive(self, node: str, check: _Check) -> bool:
         """Take the measurement of the node's devices; returns whether its connections are next."""
         if not _has_resolved(check.measuring):
             return False
         measured: NodeMeasurement | None = ray.get(check.measuring)
         if measured is None:  # ranks of an earlier driver train there
-            check.is_done = True
+            self._set_checked(node, check)
             return False
         assert check.info is not None, "it is asked for first"
         check.record = NodeRecord(check.info.name, check.info.boot, measured)
         if unfit_nodes([check.record]):  # no need for its connections
-            self._finish(check, check.record)
+            self._finish(node, check, check.record)
             return False
         return True
 
@@ -216,26 +230,47 @@ class NodeFitness:
         checked = sum(each.is_done for each in others)
         if checked < _ALL_PAIRS and any(each.linking is not None and not each.is_done for each in others):
             return False
-        peers = {
-            each.key: each.info.peer
-            for each in others
-            if each.is_done and each.info is not None and each.info.peer is not None and each.key not in self._unfit
-        }
-        start = len(self._records) % max(1, len(peers))  # not the same ones for all
-        chosen = (list(peers) * 2)[start : start + min(_PEERS, len(peers))]
+        chosen = self._peers_of(check)
         if not chosen:
-            self._finish(check, record)
+            self._finish(node, check, record)
             return True
-        check.linking = chosen, check.call("pull_rates", [peers[key] for key in chosen])
+        check.linking = list(chosen), check.call("pull_rates", list(chosen.values()))
         return False
 
-    def _finish(self, check: _Check, record: NodeRecord) -> None:
-        check.record, check.is_done = record, True
+    def _peers_of(self, check: _Check) -> dict[str, PeerAddress]:
+        """A few nodes that are checked and fit, by key. It looks at no others: there may be a thousand."""
+        checked = list(self._checked)
+        start = len(self._records) % max(1, len(checked))  # not the same ones for all
+        chosen: dict[str, PeerAddress] = {}
+        for node in (*checked[start:], *checked[:start]):
+            info = self._checks[node].info
+            if info is None or info.peer is None:
+                continue
+            key = key_of(info.name, info.boot)
+            if key != check.key and key not in self._unfit:
+                chosen[key] = info.peer
+            if len(chosen) == _PEERS:
+                break
+        return chosen
+
+    def _set_checked(self, node: str, check: _Check) -> None:
+        check.is_done = True
+        self._checked[node] = None
+
+    def _finish(self, node: str, check: _Check, record: NodeRecord) -> None:
+        check.record = record
+        self._set_checked(node, check)
         self._records[record.key] = record
         self._ledger.append("node-checked", **record.as_json())
-        present = list(self._keys.values())
+        self._is_comparison_due = True
+        for reason in unfit_nodes([record]).values():  # by itself: no other node is to pull bytes from it
+            self._record_unfit(record.node, record.boot, reason)
+
+    def _compare(self) -> None:
+        """Leave out the nodes that are unfit by comparison with all others."""
+        present = set(self._keys.values())
         for key, reason in unfit_nodes(of_interest(self._records, present)).items():
-            if key in present or key == record.key:
+            if key in present:
                 self._record_unfit(self._records[key].node, self._records[key].boot, reason)
 
     def _record_unfit(self, node: str, boot: str, reason: str) -> None:

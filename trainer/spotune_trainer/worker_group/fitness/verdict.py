@@ -11,9 +11,10 @@ connections, while each of the others has a fast one to somebody else; so the fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from statistics import median
-from typing import Final
+from typing import Final, Self
 
 from spotune_trainer.worker_group.fitness.measurements import DeviceMeasurement, NodeRecord
 
@@ -30,18 +31,32 @@ def unfit_nodes(records: Sequence[NodeRecord]) -> dict[str, str]:
     Args:
         records: all that is known, also of nodes that are gone: they tell how fast their type of GPU is.
     """
-    speeds = _speeds(records)
+    speeds = {name: _Compared.of(values) for name, values in _speeds(records).items()}
     fastest = _fastest_links(records)
+    of_links = _Compared.of(list(fastest.values()))
     found = {}
     for record in records:
         problems = [*record.measured.problems]
         for device in record.measured.devices:
             problems += [f"{_title(device)}: {problem}" for problem in device.problems]
-            problems += _slow(device, speeds.get(device.name, []))
-        problems += _badly_connected(fastest.get(record.key), list(fastest.values()))
+            problems += _slow(device, speeds.get(device.name))
+        problems += _badly_connected(fastest.get(record.key), of_links)
         if problems:
             found[record.key] = "; ".join(problems)
     return found
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What all of a kind are compared with: a thousand nodes have one median, which is computed once."""
+
+    number: int
+    median: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self | None:
+        """The median of these; None if they are too few to say which one is at fault."""
+        return cls(len(values), median(values)) if len(values) >= _LEAST_NUMBER else None
 
 
 def _title(device: DeviceMeasurement) -> str:
@@ -58,13 +73,13 @@ def _speeds(records: Sequence[NodeRecord]) -> dict[str, list[float]]:
     return speeds
 
 
-def _slow(device: DeviceMeasurement, speeds: Sequence[float]) -> list[str]:
-    if len(speeds) < _LEAST_NUMBER or device.tflops <= 0:
+def _slow(device: DeviceMeasurement, speeds: _Compared | None) -> list[str]:
+    if speeds is None or device.tflops <= 0:
         return []
-    share = device.tflops / median(speeds)
+    share = device.tflops / speeds.median
     if share >= LEAST_SPEED:
         return []
-    of_median = f"{share:.0%} of the median of {len(speeds)} GPUs of this type"
+    of_median = f"{share:.0%} of the median of {speeds.number} GPUs of this type"
     return [f"{_title(device)}: it computes {device.tflops:.1f} TFLOP/s, {of_median}"]
 
 
@@ -78,16 +93,14 @@ def _fastest_links(records: Sequence[NodeRecord]) -> dict[str, float]:
     return fastest
 
 
-def _badly_connected(rate: float | None, rates: Sequence[float]) -> list[str]:
-    if rate is None or len(rates) < _LEAST_NUMBER:
+def _badly_connected(rate: float | None, rates: _Compared | None) -> list[str]:
+    if rate is None or rates is None or rate >= LEAST_BANDWIDTH * rates.median:
         return []
-    of_all = median(rates)
-    if rate >= LEAST_BANDWIDTH * of_all:
-        return []
-    return [f"its network carries {rate / 1e6:,.0f} MB/s; the median of {len(rates)} nodes is {of_all / 1e6:,.0f} MB/s"]
+    of_all = f"the median of {rates.number} nodes is {rates.median / 1e6:,.0f} MB/s"
+    return [f"its network carries {rate / 1e6:,.0f} MB/s; {of_all}"]
 
 
-def of_interest(records: Mapping[str, NodeRecord], present: Sequence[str]) -> list[NodeRecord]:
+def of_interest(records: Mapping[str, NodeRecord], present: Set[str]) -> list[NodeRecord]:
     """The records of the nodes that are there, and those of others without their links: nodes of another time."""
     return [
         record if key in present else NodeRecord(record.node, record.boot, record.measured)
