@@ -19,8 +19,11 @@ OUTPUTS: Mapping[str, str] = {
 }
 """Label of the model by result file. The cases of a file take turns; of each precision the mean is shown."""
 LOSS = "fp8_loss"
-BESIDE_TORCHTITAN, TORCHTITAN = "throughput_1_beside_torchtitan", "torchtitan_fp8_1"
-"""Results of the same models in the same call: ours, and torchtitan's."""
+BESIDE_TORCHTITAN: Mapping[str, tuple[str, str]] = {
+    "1.1B, rows of 2,048": ("throughput_1_beside_torchtitan", "torchtitan_fp8_1"),
+    "8B, rows of 4,096": ("throughput_1_8B_beside_torchtitan", "torchtitan_fp8_1_8B"),
+}
+"""Results in the same call by label of the model: ours, and torchtitan's."""
 PRECISIONS = ("bf16", "fp8", "fp8-rowwise")
 
 
@@ -78,20 +81,24 @@ class TorchtitanTable:
 
     def lines(self) -> Iterator[str]:
         """The lines of the table in Markdown."""
-        yield "| precision | tokens/s | torchtitan | times as many | MFU | torchtitan | memory | torchtitan |"
-        yield "|---|---|---|---|---|---|---|---|"
-        for case in _cases(BESIDE_TORCHTITAN):
-            precision = case["precision"] or "bf16"
-            for rival in _cases(TORCHTITAN):
-                if rival["precision"] == precision:
-                    both, speeds = (case, rival), [each["tokensPerSecond"] for each in (case, rival)]
-                    cells = [
-                        *(f"{speed:,}" for speed in speeds),
-                        f"{speeds[0] / speeds[1]:.2f}",
-                        *(f"{100 * each['mfu']:.1f} %" for each in both),
-                        *(f"{each['peakAllocatedBytes'] / 1e9:.1f} GB" for each in both),
-                    ]
-                    yield f"| {precision} | {' | '.join(cells)} |"
+        yield "| model | precision | tokens/s | torchtitan | times as many | MFU | torchtitan | memory | torchtitan |"
+        yield "|---|---|---|---|---|---|---|---|---|"
+        for label, (ours, theirs) in BESIDE_TORCHTITAN.items():
+            rivals = {rival["precision"]: rival for rival in _cases(theirs)}
+            for case in _cases(ours):
+                precision = case["precision"] or "bf16"
+                yield f"| {label} | {precision} | {_beside(case, rivals[precision])} |"
+
+
+def _beside(case: Mapping[str, Any], rival: Mapping[str, Any]) -> str:
+    both, speeds = (case, rival), [each["tokensPerSecond"] for each in (case, rival)]
+    cells = [
+        *(f"{speed:,}" for speed in speeds),
+        f"{speeds[0] / speeds[1]:.2f}",
+        *(f"{100 * each['mfu']:.1f} %" for each in both),
+        *(f"{each['peakAllocatedBytes'] / 1e9:.1f} GB" for each in both),
+    ]
+    return " | ".join(cells)
 
 
 def _cases(output: str) -> list[dict[str, Any]]:
