@@ -237,11 +237,4 @@ class _Ranks:
         result, self._commit = self._commit.result(), None
         assert result.manifest is not None, "rank 0 has written it"
         reporter.update(lastCheckpoint={"step": result.name.step, "time": result.manifest.time})
-        reporter.record_event(
-            "committed",
-            step=result.name.step,
-            checkpoint=str(result.name),
-            seconds=round(result.seconds, 3),
-            stallSeconds=0.0,
-            bytes=sum(entry.size for entry in result.manifest.files),
-        )
+        reporter.record_event("committed", **result.as_event())

@@ -87,7 +87,7 @@ def read_runs(file: Path) -> list[MeasuredRun]:
     cases = found["cases"].values() if isinstance(found["cases"], dict) else found["cases"]
     machine = found["machine"]
     return [
-        MeasuredRun(machine["worldSize"], case, file.stem, number, machine.get("device", "NVIDIA H200"))
+        MeasuredRun(machine["worldSize"], case, file.stem, number, machine["device"])
         for number, case in enumerate(cases)
     ]
 

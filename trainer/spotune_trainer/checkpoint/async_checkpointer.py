@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from spotune.job import BestSpec, CheckpointSpec
 from spotune_trainer.bucket.checkpoints import upload_rank_file, wait_for_manifest
@@ -57,6 +57,17 @@ class CommitResult:
     manifest: Manifest | None
     stall_seconds: float
     seconds: float
+
+    def as_event(self) -> dict[str, Any]:
+        """Values of rank 0's `committed` event."""
+        assert self.manifest is not None, "rank 0 has written it"
+        return {
+            "step": self.name.step,
+            "checkpoint": str(self.name),
+            "seconds": round(self.seconds, 3),
+            "stallSeconds": round(self.stall_seconds, 4),
+            "bytes": sum(entry.size for entry in self.manifest.files),
+        }
 
 
 @dataclass

@@ -217,14 +217,7 @@ class Checkpointing:
         self.policy.commit_finished(result.stall_seconds, result.seconds)
         self.commit_seconds = result.seconds
         reporter.update(lastCheckpoint={"step": result.name.step, "time": result.manifest.time})
-        reporter.record_event(
-            "committed",
-            step=result.name.step,
-            checkpoint=str(result.name),
-            seconds=round(result.seconds, 3),
-            stallSeconds=round(result.stall_seconds, 4),
-            bytes=sum(entry.size for entry in result.manifest.files),
-        )
+        reporter.record_event("committed", **result.as_event())
 
     def _load(self, checkpoint: Checkpoint | Torn) -> RestoredBytes:
         """Read this rank's fragments. The ranks share the work of verifying the files that any of them reads.
