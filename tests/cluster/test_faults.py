@@ -56,3 +56,5 @@ def test_model_samples_and_status_equal_those_of_an_undisturbed_run(
     assert "will now block" in log.read_text()
     assert "Draining for up to" not in log.read_text(), "Ray waits 30 s for its dead GCS to drain the head's node"
     harness.verify_outcome(undisturbed, tmp_path / "artifacts")
+    steps_with_eta = {seen.status["step"] for seen in harness.job.history.seen if seen.status.get("eta")}
+    assert len(steps_with_eta) >= 2, "the status says how long is left while the job trains"

@@ -30,13 +30,16 @@ def write_corpus(folder: Path, training_rows: int) -> Path:
 
 
 def manifest(workplace: Workplace, *, every_steps: int, samples: int = 0) -> dict[str, Any]:
-    """The example's FinetuneJob on its own volume, with an evaluation interval and number of samples (0: all)."""
+    """The example's FinetuneJob, with an evaluation interval and number of samples (0: all).
+
+    Its own volume is deleted with it, so that a second try of a test finds no data and no trained model there.
+    """
     job: dict[str, Any] = yaml.safe_load(JOB_FILE.read_text())
     cluster = workplace.cluster
     job["metadata"]["namespace"] = workplace.kubectl.namespace
     spec = job["spec"]
     spec["training"]["evaluation"] |= {"everySteps": every_steps, "samples": samples}
-    spec["storage"] = {"size": "1Gi", "storageClassName": cluster.storage_class}
+    spec["storage"] = {"size": "1Gi", "storageClassName": cluster.storage_class, "retain": False}
     spec["cluster"] = {"image": cluster.image} | ({} if cluster.machine else {"provider": "none"})
     spec["head"] = {"resources": SMALL}
     spec["workers"] |= {"resources": SMALL}
