@@ -93,6 +93,37 @@ def test_streams_survive_the_deletion_of_a_replica(service: RunningService, clie
     service.wait_until_ready(replicas=2)
 
 
+_HOLDER = """
+import ray
+
+@ray.remote
+class Holder:
+    pass
+
+ray.init(address="auto", namespace="test", log_to_driver=False)
+Holder.options(name="holder", lifetime="detached", num_cpus=0, resources={"spotune_replica": 1}).remote()
+"""
+"""Asks Ray for an actor that takes the place of a replica on a pod, as a reservation does that no head knows."""
+
+
+@pytest.mark.long
+def test_pod_that_ray_does_not_use_is_replaced(service: RunningService) -> None:
+    """Ray was seen to keep a pod reserved for a replica that its head, lost meanwhile, never came to know."""
+    service.wait_until_ready(replicas=2)
+    head = service.pods("head")[0]["metadata"]["name"]
+    service.kubectl("exec", head, "--container=ray-head", "--", "python", "-c", _HOLDER)
+    lost = service.pods("replicas")[0]["metadata"]["name"]
+    service.kubectl("delete", "pod", lost, "--force", "--grace-period=0")  # the holder waits for the next pod already
+    names = {pod["metadata"]["name"] for pod in service.pods("replicas")} - {lost}
+    message = "1 of 2 replicas are ready, Ray places none on a ready pod: the pod will be replaced"
+    wait_for(message, 300, lambda: service.condition("ReplicasReady")["message"] == message, every=1)
+    held = {pod["metadata"]["name"] for pod in service.pods("replicas")} - names
+    service.wait_until_ready(replicas=2)
+    now = {pod["metadata"]["name"] for pod in service.pods("replicas")}
+    assert names - {lost} <= now, "the pod with a replica is left alone"
+    assert not held & now
+
+
 @pytest.mark.long
 def test_replicas_are_added_to_the_running_cluster(service: RunningService) -> None:
     clusters = service.kubectl("get", "rayclusters", "--output=name")

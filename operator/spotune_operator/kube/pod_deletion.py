@@ -1,4 +1,4 @@
-"""Deletes pods for what happens to their nodes: before the cloud reclaims one, and after one is gone."""
+"""Deletes pods: before the cloud reclaims a node, after one is gone, and those that Ray does not use."""
 
 from __future__ import annotations
 
@@ -43,3 +43,10 @@ async def force_delete(kube: Kube, pods: Iterable[ScheduledPod]) -> None:
     for pod in pods:
         logger.warning("force-deleting pod %s: its node %s is gone or not ready", pod.name, pod.node)
         await kube.delete(PODS, pod.namespace, pod.name, pod.uid, grace_seconds=0)
+
+
+async def replace_unused(kube: Kube, pods: Iterable[ScheduledPod]) -> None:
+    """Delete pods that Ray does not use, with their own grace period; KubeRay creates others."""
+    for pod in pods:
+        logger.warning("deleting pod %s: Ray places no replica on it, though one waits for a pod", pod.name)
+        await kube.delete(PODS, pod.namespace, pod.name, pod.uid)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spotune.service import ModelService, ModelServiceStatus, ServedVersionStatus
+from spotune.units.timestamps import unix_time
 from spotune_operator.children.serving import build_service_children
 from spotune_operator.children.serving.groups import REPLICAS, min_replicas
 from spotune_operator.children.serving.ray_service import SPEC_ANNOTATION, cluster_digest, pin
@@ -20,6 +21,7 @@ from spotune_operator.kube.conditions import Finding, find, updated
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.providers import PROVIDERS, Provider, ProviderName, detect
 from spotune_operator.serving.findings import ServiceContext, service_findings, stalled_service_findings
+from spotune_operator.serving.gateway_stats import UNPLACED_SECONDS
 from spotune_operator.serving.model_location import locate_models, location_of, location_status, newest_version
 from spotune_operator.serving.rollout import ROLLED_OUT, Planned, Rollout, RolloutInput, decide_rollout
 from spotune_operator.serving.scaling import ReplicaPod, Resize, cluster_resizes
@@ -30,6 +32,9 @@ Manifest = dict[str, Any]
 
 _TERMINATING_PODS_SECONDS: Final = 5.0
 """How often Terminating pods are checked: one on a dead node causes no event."""
+
+_UNPLACED_REPLICA_SECONDS: Final = 15.0
+"""How often unused pods are checked while a replica waits for one: that time passes causes no event."""
 
 _OPTIONAL: Final = frozenset({"RayService", "PodDisruptionBudget", "Ingress", "HTTPRoute"})
 """Optional children: the operator deletes them when the spec no longer asks for them."""
@@ -45,6 +50,7 @@ class ServiceDecision:
         resize: Changes of the numbers of pods of running clusters.
         give_notice: Replicas to delete gracefully, so that Ray drains them before the cloud reclaims their node.
         force_delete: Pods to delete without a grace period, because no kubelet will confirm their end.
+        replace: Pods to delete because Ray uses them for no replica though one waits for a pod.
         status: The new status.
         requeue_after: Seconds until the next reconcile without an event; None: none is needed.
     """
@@ -54,6 +60,7 @@ class ServiceDecision:
     resize: Sequence[Resize]
     give_notice: Sequence[ServicePod]
     force_delete: Sequence[ServicePod]
+    replace: Sequence[ServicePod]
     status: ModelServiceStatus
     requeue_after: float | None
 
@@ -100,6 +107,7 @@ def decide_service(
         status=_status(context, resolved, previous, generation, now),
         give_notice=_replicas_to_notify(observed) if settings.heed_preemption else [],
         force_delete=stuck_pods(observed.pods, observed.nodes, now),
+        replace=_pods_to_replace(observed, now),
         requeue_after=_earliest(_requeue_after(observed, settings), rollout.requeue_after if rollout else None),
     )
 
@@ -124,10 +132,22 @@ def _replicas_to_notify(observed: ObservedService) -> list[ServicePod]:
     return pods_on_reclaimed_nodes([pod for pod in observed.pods if pod.component == REPLICAS], observed.nodes)
 
 
+def _pods_to_replace(observed: ObservedService, now: float) -> list[ServicePod]:
+    """The oldest pod that has no replica, if Ray has not placed a replica for long although the pod was ready.
+
+    This happens if the head is lost right after its Ray has reserved the pod for a replica: the pod keeps the
+    reservation, which the new head does not know (Ray 2.60). One pod at a time, in case there is another reason.
+    """
+    unused = [pod for pod in observed.unused_pods if now - (unix_time(pod.ready_since) or now) >= UNPLACED_SECONDS]
+    return sorted(unused, key=lambda pod: (pod.created, pod.name))[:1]
+
+
 def _requeue_after(observed: ObservedService, settings: Settings) -> float | None:
     """Seconds until the decision may change by the passage of time alone; None if it does not."""
     if any(pod.deleting_since is not None for pod in observed.pods):
         return _TERMINATING_PODS_SECONDS
+    if observed.unused_pods:
+        return _UNPLACED_REPLICA_SECONDS
     return settings.refused_seconds if observed.refused else None
 
 

@@ -163,7 +163,9 @@ def _replicas_ready(context: ServiceContext) -> Finding:
 
 
 def _hint_about_loading(context: ServiceContext) -> str:
-    """Ready pods whose replica does not take requests yet; empty if there is none, or if it is not known."""
+    """Why ready pods have no replica that takes requests; empty if there is none, or if it is not known."""
+    if context.observed.unused_pods:
+        return ", Ray places none on a ready pod: the pod will be replaced"
     loading = len(context.observed.ready_pods(REPLICAS)) - context.ready_replicas
     return f", {loading} loading the model" if loading and context.observed.traffic.running_replicas is not None else ""
 

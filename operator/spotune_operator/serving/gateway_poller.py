@@ -62,7 +62,8 @@ class _Target:
         pods: Identifies the ready pods with replicas.
         pods_changed: Set when they change: the next poll is due.
         running_replicas: The number of replicas that the last poll found; None: unknown, or their pods changed since.
-        reported: ``running_replicas`` and ``no_replica_report`` as returned last, or at the last call of ``changed``.
+        reported: ``running_replicas``, ``no_replica_report`` and ``has_unplaced_replica`` as returned last, or at the
+            last call of ``changed``.
     """
 
     addresses: tuple[str, ...]
@@ -78,7 +79,7 @@ class _Target:
     pods: Sequence[Hashable] = ()
     pods_changed: asyncio.Event = field(default_factory=asyncio.Event)
     running_replicas: int | None = None
-    reported: tuple[int | None, bool] = (None, False)
+    reported: tuple[int | None, bool, bool] = (None, False, False)
 
 
 class GatewayPoller:
@@ -153,8 +154,9 @@ class GatewayPoller:
             target.pods_changed.set()
         if target.window != window:
             target.window, target.before_window = window, dict(target.totals)
-        target.reported = target.running_replicas, self._no_replica_report(target)
-        return self._traffic(target)
+        traffic = self._traffic(target)
+        target.reported = _reported(traffic)
+        return traffic
 
     def _traffic(self, target: _Target) -> Traffic:
         recent = self._recent(target)
@@ -199,7 +201,7 @@ class GatewayPoller:
             if not target.pods_changed.is_set():
                 numbers = [answer.running_replicas for answer in answers if isinstance(answer, GatewayStats)]
                 target.running_replicas = min((each for each in numbers if each is not None), default=None)
-            before, target.reported = target.reported, (target.running_replicas, self._no_replica_report(target))
+            before, target.reported = target.reported, _reported(self._traffic(target))
             if self._publish(target) or target.reported != before:
                 self._changed(key)
             with suppress(TimeoutError):
@@ -252,6 +254,10 @@ class GatewayPoller:
         milliseconds = round(_rounded(median * 1000)) if median is not None else None
         target.published = now, rate, milliseconds
         return before != [rate, milliseconds]
+
+
+def _reported(traffic: Traffic) -> tuple[int | None, bool, bool]:
+    return traffic.running_replicas, traffic.no_replica_report, traffic.has_unplaced_replica
 
 
 def traffic_window(status: ModelServiceStatus) -> object:

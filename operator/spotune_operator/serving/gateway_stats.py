@@ -12,10 +12,13 @@ from typing import Any, Final
 
 _MAX_VERSIONS: Final = 50
 _MAX_BUCKETS: Final = 200
+_MAX_REPLICAS: Final = 10_000
 _MAX_TEXT_LENGTH: Final = 2000
 
 _TAKES_REQUESTS: Final = frozenset({"RUNNING", "PENDING_MIGRATION"})
 """Ray Serve's states of replicas that have loaded their model and get requests; the latter is on a draining node."""
+UNPLACED_SECONDS: Final = 120.0
+"""Ray places a replica on a free pod within a second. Its pod has a worker process a few seconds later."""
 _RECOVERING: Final = "RECOVERING"
 """Ray Serve's controller has restarted and does not know yet whether the replica runs."""
 
@@ -124,6 +127,8 @@ class GatewayStats:
         error: Why it does not use the newest list of versions; empty if it does.
         reports_replicas: Whether it reports replicas; one of an older image does not.
         running_replicas: Number of replicas of all versions that take requests; None: Ray Serve does not know now.
+        replica_addresses: IP addresses of the pods that have a replica; None: not known, or not reported.
+        unplaced_seconds: For how long the replica that waits longest for a pod has done so; 0: all have one.
     """
 
     process: str
@@ -131,6 +136,8 @@ class GatewayStats:
     error: str = ""
     reports_replicas: bool = False
     running_replicas: int | None = None
+    replica_addresses: frozenset[str] | None = None
+    unplaced_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -156,6 +163,18 @@ class Traffic:
     first_token_milliseconds: int | None = None
     running_replicas: int | None = None
     no_replica_report: bool = False
+
+    @property
+    def replica_addresses(self) -> frozenset[str] | None:
+        """IP addresses of the pods that have a replica, as any gateway knows; None: no gateway knows."""
+        known = [found.replica_addresses for found in self.gateways if found.replica_addresses is not None]
+        return frozenset().union(*known) if known else None
+
+    @property
+    def has_unplaced_replica(self) -> bool:
+        """Whether Ray has not placed a replica for much longer than placing takes; no gateway may doubt it."""
+        waited = [found.unplaced_seconds for found in self.gateways if found.replica_addresses is not None]
+        return min(waited, default=0.0) >= UNPLACED_SECONDS
 
     def of(self, version: str) -> VersionCounters:
         """The counters of a version since its weight changed last."""
@@ -192,6 +211,7 @@ def parse_stats(content: Mapping[str, Any]) -> GatewayStats:
     """The response in a JSON object; never fails."""
     versions = content.get("versions")
     found = versions if isinstance(versions, dict) else {}
+    running = _running_replicas(content.get("replicas"))
     return GatewayStats(
         process=str(content.get("process", ""))[:_MAX_TEXT_LENGTH],
         versions={
@@ -201,8 +221,14 @@ def parse_stats(content: Mapping[str, Any]) -> GatewayStats:
         },
         error=_text(content.get("error")),
         reports_replicas="replicas" in content,
-        running_replicas=_running_replicas(content.get("replicas")),
+        running_replicas=running,
+        replica_addresses=_addresses(content.get("replicaAddresses")) if running is not None else None,
+        unplaced_seconds=_number(content.get("unplacedSeconds")),
     )
+
+
+def _addresses(content: Any) -> frozenset[str] | None:
+    return frozenset(_text(each) for each in content[:_MAX_REPLICAS]) if isinstance(content, list) else None
 
 
 def _running_replicas(content: Any) -> int | None:

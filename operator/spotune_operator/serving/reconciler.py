@@ -19,7 +19,7 @@ from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
 from spotune_operator.kube.client import RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
 from spotune_operator.kube.phase_change import OnPhaseChange, ignore
-from spotune_operator.kube.pod_deletion import force_delete, give_notice
+from spotune_operator.kube.pod_deletion import force_delete, give_notice, replace_unused
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
@@ -130,6 +130,7 @@ class ServiceReconciler:
     async def _execute(self, key: ServiceKey, decision: ServiceDecision, observed: ObservedService) -> None:
         await give_notice(self._kube, decision.give_notice)  # first, because the node has only seconds left
         await force_delete(self._kube, decision.force_delete)
+        await replace_unused(self._kube, decision.replace)
         refused: dict[str, str] = {}
         for manifest in decision.apply:  # in order: policies before pods
             if error := await self._apply(key, manifest, observed):

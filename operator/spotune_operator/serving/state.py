@@ -240,6 +240,14 @@ class ObservedService:
         cluster = self.ray.active_cluster
         return [pod for pod in self.pods if pod.ready and pod.component == component and pod.cluster == cluster]
 
+    @property
+    def unused_pods(self) -> list[ServicePod]:
+        """Ready pods in the active cluster on which Ray places no replica, while one has waited for a pod for long."""
+        used = self.traffic.replica_addresses
+        if used is None or not self.traffic.has_unplaced_replica:
+            return []
+        return [pod for pod in self.ready_pods(REPLICAS) if pod.address not in used]
+
     def ready_replicas(self, before: int) -> int:
         """Number of replicas in the active cluster that have loaded their model and take requests, on ready pods.
 

@@ -1,16 +1,19 @@
-"""How many replicas each application has, by Ray Serve's state, as its controller knows."""
+"""The replicas of each application: their states and pods, as Ray Serve's controller knows them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ReplicaDetails, ServeInstanceDetails
 
 from spotune_serve.deployment.application_backend import REPLICA
-from spotune_serve.gateway.backend import StatesByApplication
+from spotune_serve.gateway.backend import Replicas
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +35,7 @@ class ReplicaStates:
 
     def __init__(
         self,
-        ask: Callable[[], StatesByApplication | None] | None = None,
+        ask: Callable[[], Replicas | None] | None = None,
         *,
         answer_seconds: float = _ANSWER_SECONDS,
         reuse_seconds: float = _REUSE_SECONDS,
@@ -42,11 +45,11 @@ class ReplicaStates:
         self._answer_seconds = answer_seconds
         self._reuse_seconds = reuse_seconds
         self._clock = clock
-        self._question: asyncio.Task[StatesByApplication | None] | None = None
+        self._question: asyncio.Task[Replicas | None] | None = None
         self._asked_at = 0.0
 
-    async def __call__(self) -> StatesByApplication | None:
-        """Number of replicas by application and state; None: the controller does not answer, or is starting."""
+    async def __call__(self) -> Replicas | None:
+        """The replicas; None: the controller does not answer, or is starting."""
         question = self._question
         if question is None or (question.done() and self._clock() - self._asked_at > self._reuse_seconds):
             self._asked_at = self._clock()
@@ -55,7 +58,7 @@ class ReplicaStates:
             await asyncio.wait({question}, timeout=self._answer_seconds)
         return question.result() if question.done() else None
 
-    async def _answer(self) -> StatesByApplication | None:
+    async def _answer(self) -> Replicas | None:
         try:
             return await asyncio.to_thread(self._ask)
         except Exception as error:  # of Ray, whose head may be lost; requests do not need it  # noqa: BLE001
@@ -63,14 +66,31 @@ class ReplicaStates:
             return None
 
 
-def _ask_controller() -> StatesByApplication | None:
-    """The states; None while the controller, after a restart, does not know all applications yet."""
+def _ask_controller() -> Replicas | None:
+    """The replicas; None while the controller, after a restart, does not know all applications yet."""
     own = serve.get_replica_context().app_name
-    applications = serve.status().applications
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return None
+    # `serve.status` makes its answer of these details, and leaves out where the replicas are.
+    applications = ServeInstanceDetails(**client.get_serve_details()).applications
     if own not in applications:
         return None
-    return {
-        name: {str(state): count for state, count in application.deployments[REPLICA].replica_states.items()}
+    found = {
+        name: application.deployments[REPLICA].replicas
         for name, application in applications.items()
         if REPLICA in application.deployments
     }
+    replicas = [replica for each in found.values() for replica in each]
+    now = time.time()
+    return Replicas(
+        states={name: Counter(replica.state.value for replica in each) for name, each in found.items()},
+        addresses=frozenset(replica.node_ip for replica in replicas if replica.node_ip),
+        unplaced_seconds=max((_unplaced_seconds(replica, now) for replica in replicas), default=0.0),
+    )
+
+
+def _unplaced_seconds(replica: ReplicaDetails, now: float) -> float:
+    """Seconds since Ray was asked to start a replica for which it has found no node; 0 if it has."""
+    is_unplaced = replica.state.value == "STARTING" and not replica.node_ip and replica.start_time_s > 0
+    return max(now - replica.start_time_s, 0.0) if is_unplaced else 0.0

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from spotune_serve.engine.base import GenerationRequest, TokenChunk
 
-StatesByApplication = Mapping[str, Mapping[str, int]]
-"""Number of replicas by Ray Serve application and state, such as RUNNING or STARTING."""
+
+@dataclass(frozen=True)
+class Replicas:
+    """The replicas of all versions, as Ray Serve's controller knows them.
+
+    Attributes:
+        states: Number of replicas by Ray Serve application and state, such as RUNNING or STARTING.
+        addresses: IP addresses of the pods that have a replica, whatever its state.
+        unplaced_seconds: For how long the replica that waits longest for a pod has done so; 0: all have one.
+    """
+
+    states: Mapping[str, Mapping[str, int]]
+    addresses: frozenset[str] = frozenset()
+    unplaced_seconds: float = 0.0
 
 
 class ReplicaLostError(Exception):

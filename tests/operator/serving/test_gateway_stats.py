@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotune_operator.serving.gateway_stats import Histogram, Traffic, VersionCounters, parse_stats
+from spotune_operator.serving.gateway_stats import GatewayStats, Histogram, Traffic, VersionCounters, parse_stats
 
 INF = float("inf")
 
@@ -73,6 +73,34 @@ def test_a_response_is_read_with_all_its_counters() -> None:
 def test_replicas_that_take_requests_are_counted(content: dict[str, Any], reports: bool, running: int | None) -> None:
     stats = parse_stats(content)
     assert (stats.reports_replicas, stats.running_replicas) == (reports, running)
+
+
+@pytest.mark.parametrize(
+    ("content", "addresses", "waits"),
+    [
+        ({"replicaAddresses": ["10.0.0.1"], "unplacedSeconds": 120}, {"10.0.0.1"}, True),
+        ({"replicaAddresses": [], "unplacedSeconds": 119.9}, set(), False),
+        ({"replicaAddresses": ["10.0.0.1", 5], "unplacedSeconds": "long"}, {"10.0.0.1", ""}, False),
+        ({"replicaAddresses": "10.0.0.1", "unplacedSeconds": 500}, None, False),
+        ({"replicas": {"model-1": {"RECOVERING": 1}}, "replicaAddresses": [], "unplacedSeconds": 500}, None, False),
+        ({"unplacedSeconds": 500}, None, False),
+    ],
+)
+def test_a_replica_without_a_pod_is_known_if_its_gateway_knows_all(
+    content: dict[str, Any], addresses: set[str] | None, waits: bool
+) -> None:
+    stats = parse_stats({"replicas": {"model-1": {"STARTING": 1}}} | content)
+    traffic = Traffic([stats], 1.0, error="")
+    assert (traffic.replica_addresses, traffic.has_unplaced_replica) == (addresses, waits)
+
+
+def test_all_gateways_have_to_know_of_a_replica_without_a_pod() -> None:
+    waiting = GatewayStats("a", {}, replica_addresses=frozenset({"10.0.0.1"}), unplaced_seconds=300)
+    placed = GatewayStats("b", {}, replica_addresses=frozenset({"10.0.0.2"}), unplaced_seconds=0)
+    older = GatewayStats("c", {})
+    assert Traffic([waiting, older]).has_unplaced_replica
+    assert not Traffic([waiting, placed]).has_unplaced_replica
+    assert Traffic([waiting, placed]).replica_addresses == frozenset({"10.0.0.1", "10.0.0.2"})
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotune_operator.serving.gateway_stats import Traffic
+from spotune.units.timestamps import rfc3339
+from spotune_operator.serving.gateway_stats import UNPLACED_SECONDS, GatewayStats, Traffic
 from tests.operator.serving.scenario import ACTIVE, OUTPUT, Scenario, a_service
 
 
@@ -95,3 +96,50 @@ def test_ready_pods_count_where_no_gateway_reports_replicas() -> None:
     scenario.observe(traffic=Traffic(no_replica_report=True))
     scenario.decide()
     assert (scenario.condition("Ready").status, scenario.status.replicas) == ("True", "2/2")
+
+
+def unused_pod_scenario(unplaced_seconds: float) -> Scenario:
+    """A service with two ready pods, of which Ray uses the first; a second replica waits for a pod."""
+    scenario = Scenario(a_service(replicas={"min": 2, "max": 2}))
+    scenario.serves()
+    scenario.pods(head=1, gateway=1, replicas=2, loading=1)
+    ready = iter([("10.0.0.1", 900.0), ("10.0.0.2", 500.0)])
+    pods = [
+        replace(pod, address=address, ready_since=rfc3339(scenario.now - seconds))
+        for pod in scenario.observed.pods
+        for address, seconds in [next(ready) if pod.component == "replicas" else ("", 0.0)]
+    ]
+    stats = GatewayStats("a", {}, replica_addresses=frozenset({"10.0.0.1"}), unplaced_seconds=unplaced_seconds)
+    scenario.observe(pods=pods, traffic=replace(scenario.observed.traffic, gateways=[stats]))
+    return scenario
+
+
+def test_a_pod_that_ray_does_not_use_is_replaced_while_a_replica_waits() -> None:
+    scenario = unused_pod_scenario(UNPLACED_SECONDS)
+    assert [pod.address for pod in scenario.decide().replace] == ["10.0.0.2"]
+    message = "1 of 2 replicas are ready, Ray places none on a ready pod: the pod will be replaced"
+    assert scenario.condition("ReplicasReady").message == message
+
+
+def test_a_replica_gets_time_to_be_placed() -> None:
+    scenario = unused_pod_scenario(UNPLACED_SECONDS - 1)
+    assert not scenario.decide().replace
+    assert scenario.condition("ReplicasReady").message == "1 of 2 replicas are ready, 1 loading the model"
+
+
+def test_a_new_pod_gets_time_to_be_used() -> None:
+    scenario = unused_pod_scenario(UNPLACED_SECONDS)
+    just_ready = [replace(pod, ready_since=rfc3339(scenario.now - 5)) for pod in scenario.observed.pods]
+    scenario.observe(pods=just_ready)
+    decision = scenario.decide()
+    assert not decision.replace
+    assert decision.requeue_after is not None
+    scenario.now += UNPLACED_SECONDS
+    assert [pod.address for pod in scenario.decide().replace] == ["10.0.0.2"]
+
+
+def test_no_pod_is_replaced_if_all_are_used() -> None:
+    scenario = unused_pod_scenario(UNPLACED_SECONDS)
+    stats = replace(scenario.observed.traffic.gateways[0], replica_addresses=frozenset({"10.0.0.1", "10.0.0.2"}))
+    scenario.observe(traffic=replace(scenario.observed.traffic, gateways=[stats]))
+    assert not scenario.decide().replace

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from spotune_serve.deployment.replica_states import ReplicaStates
-from spotune_serve.gateway.backend import StatesByApplication
+from spotune_serve.gateway.backend import Replicas
 
-ONE = {"model-1": {"RUNNING": 1, "STARTING": 1}}
-TWO = {"model-1": {"RUNNING": 2}}
+ONE = Replicas({"model-1": {"RUNNING": 1, "STARTING": 1}})
+TWO = Replicas({"model-1": {"RUNNING": 2}})
 
 
 @dataclass
@@ -24,11 +24,11 @@ class Controller:
         questions: How often it was asked.
     """
 
-    states: StatesByApplication | Exception | None = field(default_factory=lambda: ONE)
+    states: Replicas | Exception | None = field(default_factory=lambda: ONE)
     questions: int = 0
     answers: threading.Event = field(default_factory=threading.Event)
 
-    def __call__(self) -> StatesByApplication | None:
+    def __call__(self) -> Replicas | None:
         self.questions += 1
         assert self.answers.wait(60)
         if isinstance(self.states, Exception):
@@ -106,5 +106,5 @@ def test_outside_of_a_gateway_nothing_is_known() -> None:
     assert asyncio.run(_ask_ray_serve()) is None
 
 
-async def _ask_ray_serve() -> StatesByApplication | None:
+async def _ask_ray_serve() -> Replicas | None:
     return await ReplicaStates()()

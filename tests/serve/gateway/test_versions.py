@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from spotune_serve.engine.base import PromptTooLongError
-from spotune_serve.gateway.backend import NoReplicaError, VersionGoneError
+from spotune_serve.gateway.backend import NoReplicaError, Replicas, VersionGoneError
 from spotune_serve.gateway.routes.app import create_app
 from spotune_serve.gateway.served_model import ServedModel
 from spotune_serve.gateway.settings import GatewaySettings
@@ -75,17 +75,30 @@ def counters(stats: dict[str, Any]) -> tuple[int, int, int]:
     return stats["running"], stats["requests"], stats["errors"]
 
 
-@pytest.mark.parametrize("states", [{"model-1": {"RUNNING": 2, "STARTING": 1}}, {}, None])
-def test_statistics_have_the_states_of_the_replicas(states: dict[str, dict[str, int]] | None) -> None:
-    async def replicas() -> dict[str, dict[str, int]] | None:
-        return states
+STATES = {"model-1": {"RUNNING": 2, "STARTING": 1}}
+
+
+@pytest.mark.parametrize(
+    ("found", "states", "addresses", "unplaced"),
+    [
+        (Replicas(STATES, frozenset({"10.0.0.2", "10.0.0.1"}), 61.25), STATES, ["10.0.0.1", "10.0.0.2"], 61.2),
+        (Replicas({}), {}, [], 0),
+        (None, None, None, 0),
+    ],
+)
+def test_statistics_have_the_replicas(
+    found: Replicas | None, states: Any, addresses: list[str] | None, unplaced: float
+) -> None:
+    async def replicas() -> Replicas | None:
+        return found
 
     async def test() -> Any:
         transport = httpx.ASGITransport(create_app(Versions("tiny", SETTINGS), replicas))
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
-            return (await client.get("/stats")).json()["replicas"]
+            return (await client.get("/stats")).json()
 
-    assert asyncio.run(test()) == states
+    stats = asyncio.run(test())
+    assert (stats["replicas"], stats["replicaAddresses"], stats["unplacedSeconds"]) == (states, addresses, unplaced)
 
 
 def test_requests_are_divided_by_the_weights(chat_model: ServedModel) -> None:

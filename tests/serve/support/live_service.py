@@ -128,10 +128,15 @@ class LiveService(ServeCommand):
             assert time.monotonic() < deadline, f"{len(self.replicas())} of {count} replicas run"
             time.sleep(0.2)
 
+    def stats(self) -> dict[str, Any]:
+        """What the gateway reports at `/stats`."""
+        with urllib.request.urlopen(f"{self.url}/stats", timeout=_PATIENCE_SECONDS) as response:
+            stats: dict[str, Any] = json.load(response)
+        return stats
+
     def states(self) -> dict[str, int]:
         """Number of replicas by state, as the gateway reports it at `/stats`."""
-        with urllib.request.urlopen(f"{self.url}/stats", timeout=_PATIENCE_SECONDS) as response:
-            states: dict[str, int] = json.load(response)["replicas"]["model"]
+        states: dict[str, int] = self.stats()["replicas"]["model"]
         return states
 
     def wait_for_states(self, **states: int) -> None:

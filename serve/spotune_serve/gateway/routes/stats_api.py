@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from spotune_serve.gateway.backend import StatesByApplication
+from spotune_serve.gateway.backend import Replicas
 from spotune_serve.gateway.metrics.gateway_metrics import HistogramTotals
 from spotune_serve.gateway.version import Version
 from spotune_serve.gateway.versions import Versions
@@ -59,13 +59,17 @@ class GatewayStats(_Body):
     """By version."""
     replicas: dict[str, dict[str, int]] | None = None
     """Number of replicas by Ray Serve application and state. None: Ray Serve's controller does not answer."""
+    replica_addresses: list[str] | None = None
+    """IP addresses of the pods that have a replica, loaded or not. None: as `replicas`."""
+    unplaced_seconds: float = 0.0
+    """For how long the replica that waits longest for a pod has done so. 0: all have one."""
 
 
-ReplicaReport = Callable[[], Awaitable[StatesByApplication | None]]
-"""Returns the number of replicas by application and state; None if it is not known."""
+ReplicaReport = Callable[[], Awaitable[Replicas | None]]
+"""Returns the replicas; None if they are not known."""
 
 
-async def no_replicas() -> StatesByApplication | None:
+async def no_replicas() -> Replicas | None:
     """The report where Ray Serve does not run."""
     return None
 
@@ -81,15 +85,19 @@ def stats_routes(versions: Versions, replicas: ReplicaReport) -> APIRouter:
     return router
 
 
-def gateway_stats(versions: Versions, replicas: StatesByApplication | None) -> GatewayStats:
+def gateway_stats(versions: Versions, replicas: Replicas | None) -> GatewayStats:
     """The statistics of all versions that are listed, or have running requests; and the replicas."""
     found = {version.name: _stats(version, 0.0) for version in versions.leaving}
     found |= {version.name: _stats(version, weight) for version, weight in versions.listed}
     for name, (weight, error) in versions.unreadable.items():
         # The version may be served still, as it was before its files or arguments changed.
         found[name] = (found.get(name) or VersionStats(weight=weight)).model_copy(update={"error": error})
-    states = {name: dict(each) for name, each in replicas.items()} if replicas is not None else None
-    return GatewayStats(process=versions.process, error=versions.error, versions=found, replicas=states)
+    stats = GatewayStats(process=versions.process, error=versions.error, versions=found)
+    if replicas is not None:
+        stats.replicas = {name: dict(each) for name, each in replicas.states.items()}
+        stats.replica_addresses = sorted(replicas.addresses)
+        stats.unplaced_seconds = round(replicas.unplaced_seconds, 1)
+    return stats
 
 
 def _stats(version: Version, weight: float) -> VersionStats:
