@@ -93,7 +93,7 @@ def test_streams_survive_the_deletion_of_a_replica(service: RunningService, clie
     service.wait_until_ready(replicas=2)
 
 
-_HOLDER = """
+_HOLD = """
 import ray
 
 @ray.remote
@@ -101,27 +101,32 @@ class Holder:
     pass
 
 ray.init(address="auto", namespace="test", log_to_driver=False)
-Holder.options(name="holder", lifetime="detached", num_cpus=0, resources={"spotune_replica": 1}).remote()
+holder = Holder.options(name="holder", lifetime="detached", num_cpus=0, resources={"spotune_replica": 1}).remote()
+ray.get(holder.__ray_ready__.remote(), timeout=120)
 """
-"""Asks Ray for an actor that takes the place of a replica on a pod, as a reservation does that no head knows."""
+"""Starts an actor in the place of a replica, which it keeps as a reservation does that no head knows."""
 
 
 @pytest.mark.long
 def test_pod_that_ray_does_not_use_is_replaced(service: RunningService) -> None:
     """Ray was seen to keep a pod reserved for a replica that its head, lost meanwhile, never came to know."""
     service.wait_until_ready(replicas=2)
-    head = service.pods("head")[0]["metadata"]["name"]
-    service.kubectl("exec", head, "--container=ray-head", "--", "python", "-c", _HOLDER)
-    lost = service.pods("replicas")[0]["metadata"]["name"]
-    service.kubectl("delete", "pod", lost, "--force", "--grace-period=0")  # the holder waits for the next pod already
-    names = {pod["metadata"]["name"] for pod in service.pods("replicas")} - {lost}
-    message = "1 of 2 replicas are ready, Ray places none on a ready pod: the pod will be replaced"
-    wait_for(message, 300, lambda: service.condition("ReplicasReady")["message"] == message, every=1)
-    held = {pod["metadata"]["name"] for pod in service.pods("replicas")} - names
+    lost, used = [pod["metadata"]["name"] for pod in service.pods("replicas")]
+    in_head = ("exec", service.pods("head")[0]["metadata"]["name"], "--container=ray-head", "--")
+    service.kubectl(*in_head, "pkill", "-STOP", "-f", "ray::ServeController")  # so that the actor is the first
+    try:
+        service.kubectl("delete", "pod", lost, "--force", "--grace-period=0")
+        service.kubectl(*in_head, "python", "-c", _HOLD, timeout=180)
+    finally:
+        service.kubectl(*in_head, "pkill", "-CONT", "-f", "ray::ServeController")
+    (held,) = {pod["metadata"]["name"] for pod in service.pods("replicas")} - {used}
+    wait_for(f"the deletion of {held}", 300, lambda: held not in _names(service), every=1)
     service.wait_until_ready(replicas=2)
-    now = {pod["metadata"]["name"] for pod in service.pods("replicas")}
-    assert names - {lost} <= now, "the pod with a replica is left alone"
-    assert not held & now
+    assert used in _names(service), "a pod with a replica is left alone"
+
+
+def _names(service: RunningService) -> set[str]:
+    return {pod["metadata"]["name"] for pod in service.pods("replicas")}
 
 
 @pytest.mark.long

@@ -59,6 +59,11 @@ _OLDER = (
     "Before, ten seeds of 20 faults were run over one job without a service. All passed, with 191 faults of 44 kinds "
     "([records](../benchmarks/results/chaos_one_job.jsonl)). They do not count here."
 )
+_CAUSES = {
+    5: "Ray kept a new pod reserved for a replica after the head that had asked for it was killed. Since then, the "
+    "operator replaces such a pod ([ADR 99](adr/0099-a-pod-that-ray-does-not-use.md))."
+}
+"""What was behind the findings of a seed, and what was done."""
 _JOBS = (
     *("job", "steps", "made again", "groups", "workers", "restarts counted", "longest gap"),
     *("recovered after", "result"),
@@ -187,8 +192,8 @@ def _findings(records: Sequence[ChaosRecord]) -> Iterator[str]:
     yield ""
     for record in records:
         for finding in record.findings:
-            text = re.sub(r"\s+", " ", finding).replace("<", "&lt;")
-            yield from _wrapped(f"- Seed {record.seed}: {text}", indent="  ")
+            text = re.sub(r"\s+", " ", finding).replace("<", "&lt;").partition("; its status was")[0]
+            yield from _wrapped(f"- Seed {record.seed}: {text}. {_CAUSES.get(record.seed, '')}".rstrip(), indent="  ")
 
 
 def _used(records: Sequence[ChaosRecord]) -> int:
