@@ -4,9 +4,10 @@ from collections import Counter
 
 from spotune.crd.cel_rules import Rule, frozen_fields, has_defaults, merged, single_rules, unchanged, unless_absent
 from spotune.crd.job_rules import JOB_RULES
+from spotune.crd.structural_schema import VALIDATIONS
 from spotune.crd.user_code_rules import OPTIONAL_SECTIONS
 from spotune.job import CheckpointSpec, FinetuneJobSpec
-from tests.api.crd.test_definition import JOB, VALIDATIONS, at
+from tests.api.crd.test_definition import JOB, at
 
 OBJECTIVE = "self.training.objective"
 
