@@ -15,6 +15,7 @@ from typer.cli import get_docs_for_click
 
 from docs.wrapping import wrap_command, wrap_page
 from spotune.cli.main import command_line
+from spotune.crd.cel_rules import single_rules
 from spotune.crd.job_rules import JOB_RULES
 from spotune.crd.service_rules import SERVICE_RULES
 from spotune.crd.structural_schema import PRESERVE_UNKNOWN_FIELDS, VALIDATIONS, Schema, structural_schema
@@ -165,12 +166,13 @@ writes this page). `spotune --version` prints the version. `--output json` print
 
 def finetune_job() -> str:
     """Returns the page on every field of a FinetuneJob."""
-    schema = structural_schema(FinetuneJob, JOB_RULES)
+    rules = {section: tuple(single_rules(combined)) for section, combined in JOB_RULES.items()}
+    schema = structural_schema(FinetuneJob, rules)
     example = (_ROOT / _EXAMPLE).read_text(encoding="utf-8")
     spec = schema["properties"]["spec"]
     changes = {
         rule.field.removeprefix("spec."): "may grow" if "grow" in rule.message else "frozen"
-        for rule in JOB_RULES[FinetuneJob]
+        for rule in rules[FinetuneJob]
         if rule.reason == "FieldValueForbidden"
     }
     page = _JOB_HEAD.format(example=_EXAMPLE, job=example[example.index("apiVersion") :])

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.cluster
 EXAMPLE = ROOT / "examples" / "text-to-sql" / "finetunejob.yaml"
 OWN_FUNCTION = ROOT / "examples" / "own-function" / "finetunejob.yaml"
 TORCHRUN = ROOT / "examples" / "torchrun" / "finetunejob.yaml"
-FROZEN = "is immutable after the first checkpoint"
+FROZEN = "must not change after the first checkpoint"
 
 NAMED_OTHERWISE = {
     "name that is a number": "cannot unmarshal number into Go struct field ObjectMeta.metadata.name",
@@ -220,16 +220,34 @@ def test_everything_may_change_before_the_first_checkpoint(job: Kubectl) -> None
     ids=lambda value: value if isinstance(value, str) else "-".join(value or ["absent"]),
 )
 def test_what_is_trained_is_frozen_after_the_first_checkpoint(section: str, change: Any, trained: Kubectl) -> None:
-    field = f"spec.{section}" if section == "adapter" else f"spec.{section}.{next(iter(change))}"
-    with pytest.raises(KubectlError, match=f"{field}: Forbidden: {FROZEN}"):
+    field = "" if section == "adapter" else next(iter(change))
+    refusal = {
+        "adapter": f"spec.adapter: Forbidden: {FROZEN}",
+        "storage": f"spec.storage.{field}: Forbidden: {FROZEN}",
+        "execution": f"spec.execution.{field}: Forbidden: {FROZEN}",
+    }.get(section, f"spec.{section}: Forbidden: {field} {FROZEN}")
+    with pytest.raises(KubectlError, match=refusal):
         patch(trained, {"spec": {section: change}})
+
+
+def test_the_refusal_of_a_change_names_every_frozen_field_in_it(trained: Kubectl) -> None:
+    with pytest.raises(KubectlError, match=f"spec.training: Forbidden: learningRate, seed {FROZEN}"):
+        patch(trained, {"spec": {"training": {"learningRate": 0.1, "seed": 7, "epochs": 4}}})
+
+
+def test_a_trained_model_and_its_dataset_must_not_go(trained: Kubectl) -> None:
+    absent = dict.fromkeys(("model", "dataset", "adapter", "serving"))
+    with pytest.raises(KubectlError) as refused:
+        patch(trained, {"spec": absent})
+    for section in ("model", "dataset", "adapter"):
+        assert f"spec.{section}: Forbidden: {FROZEN}" in str(refused.value)
 
 
 def test_a_frozen_job_does_not_thaw_without_its_status(trained: Kubectl) -> None:
     stored = trained.get("ftj", "t5-wikisql")
     del stored["status"]
     stored["spec"]["training"]["seed"] = 7
-    with pytest.raises(KubectlError, match=r"spec\.training\.seed: Forbidden"):
+    with pytest.raises(KubectlError, match=r"spec\.training: Forbidden: seed"):
         trained("replace", "--filename=-", stdin=json.dumps(stored))
 
 

@@ -75,12 +75,14 @@ def pruned(value: Any, schema: Schema) -> Any:
 def narrowed(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
     """What a newer schema refuses or understands otherwise than an older one, by field; nothing if it only adds.
 
-    New rules in CEL are named, too: whether they refuse an old object depends on what they say.
+    New rules in CEL are named, too: whether they refuse an old object depends on what they say. Two rules of a field
+    with the same message are the same, however they are written.
     """
     yield from (f"{path}: {change}" for change in _narrowed_value(old, new))
-    known = {rule["rule"] for rule in old.get("x-kubernetes-validations", ())}
-    rules = [rule["rule"] for rule in new.get("x-kubernetes-validations", ())]
-    yield from (f"{path}: new rule {rule}" for rule in rules if rule not in known)
+    known = {(rule.get("fieldPath"), rule["message"]) for rule in old.get("x-kubernetes-validations", ())}
+    for rule in new.get("x-kubernetes-validations", ()):
+        if (rule.get("fieldPath"), rule["message"]) not in known:
+            yield f"{path}: new rule {rule['rule']}"
     required = set(new.get("required", ())) - set(old.get("required", ()))
     yield from (f"{path}.{name}: is required now" for name in sorted(required))
     for name, field in old.get("properties", {}).items():

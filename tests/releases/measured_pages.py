@@ -98,6 +98,12 @@ BENCHMARKS = (
     _benchmark("text_to_sql_demo", "results/text_to_sql_demo.json", TRAINING),
     _benchmark("trl_preference", "results/trl_preference.json", TRAINING),
     _benchmark("sentence_transformers_embedding", "results/sentence_transformers_embedding.json", TRAINING),
+    MeasuredPage(
+        "benchmarks/cel_rules",
+        ("benchmarks/results/cel_rules.json",),
+        ("manifests/crd.yaml", "benchmarks/cel_rules", "examples/text-to-sql/finetunejob.yaml"),
+        "benchmarks/cel_rules/main.go",
+    ),
     # On a Kubernetes.
     _benchmark("recovery", "results/recovery.json", JOBS),
     _benchmark("scale", "results/scale.json", OPERATOR, "make scale"),

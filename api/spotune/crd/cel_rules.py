@@ -3,10 +3,17 @@
 Rules for a single string (a source, a template, a duration) are defined beside that string's validator, in
 ``spotune.job`` and ``spotune.service``. Rules that span several fields are in ``job_rules`` and ``service_rules``.
 There, sections and fields with a default are always present when a rule runs. For all others, rules use ``has``.
+
+The API server evaluates all rules of an object at every write, also of its status. Most of that time goes into lookups:
+one takes time in proportion to the fields that the section may have. So `merged` and `frozen_fields` make one rule of
+several, and `has_defaults` looks its section up once. ``benchmarks/results/cel_rules.json`` says what that saves.
+
+The API server also refuses a definition with a rule that it estimates to be slow. It assumes the worst for a text,
+list or object that it reads through a variable, as in ``[self.a].all(a, ...)``: compare those only with constants.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -15,10 +22,11 @@ from pydantic import BaseModel
 from spotune.custom_resource.base import Section
 from spotune.custom_resource.metadata import MAX_NAME_LENGTH, NAME_PATTERN
 
-_RESERVED: Final = re.compile(
+_TEXT_OR_RESERVED: Final = re.compile(
+    r"'(?:[^'\\]|\\.)*'|"
     r"(?<=[.])(as|break|const|continue|else|for|function|if|import|let|loop|package|namespace|return|in)\b"
 )
-"""A field whose name is a reserved word of CEL. Kubernetes knows the field `name` as `__name__` then."""
+"""A text, or a field (the group) whose name is a reserved word of CEL. Kubernetes knows the field `in` as `__in__`."""
 
 
 @dataclass(frozen=True)
@@ -31,24 +39,120 @@ class Rule:
         message: What is wrong and how to fix it, without the field's name.
         field: camelCase path of the offending field, relative to the section; empty for the section itself.
         reason: Kind of the error. The API server prints it before the message.
+        message_expression: CEL expression of a more precise message. The API server evaluates it for refused values.
+        combines: The rules that this one takes the place of, for the documentation.
     """
 
     expression: str
     message: str
     field: str = ""
     reason: Literal["FieldValueInvalid", "FieldValueForbidden"] = "FieldValueInvalid"
+    message_expression: str = ""
+    combines: tuple["Rule", ...] = ()
 
     def as_json(self) -> dict[str, str]:
         """The rule as it appears in the CustomResourceDefinition."""
         place = {"fieldPath": f".{self.field}"} if self.field else {}
         reason = {"reason": self.reason} if self.reason != Rule.reason else {}
-        return {"rule": _RESERVED.sub(r"__\1__", self.expression), "message": self.message} | place | reason
+        precise = {"messageExpression": _escaped(self.message_expression)} if self.message_expression else {}
+        return {"rule": _escaped(self.expression), "message": self.message} | precise | place | reason
+
+
+def _escaped(expression: str) -> str:
+    return _TEXT_OR_RESERVED.sub(lambda found: f"__{found[1]}__" if found[1] else found[0], expression)
+
+
+def single_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
+    """The rules as they were before any were combined."""
+    for rule in rules:
+        yield from rule.combines or (rule,)
 
 
 def unless_absent(rule: Rule, *sections: str) -> Rule:
     """A rule that holds as well if an object has none of the optional sections (CEL paths) that it reads."""
-    absent = [f"!has({section}) || " for section in sections if f"{section}." in rule.expression]
-    return replace(rule, expression=f"{''.join(absent)}({rule.expression})") if absent else rule
+    absent = "".join(f"!has({section}) || " for section in _sections_read(rule, sections))
+    return replace(rule, expression=f"{absent}({rule.expression})") if absent else rule
+
+
+def _sections_read(rule: Rule, sections: Iterable[str]) -> tuple[str, ...]:
+    return tuple(section for section in sections if f"{section}." in rule.expression)
+
+
+def merged(rules: Iterable[Rule], optional: Sequence[str], shared: str) -> Iterator[Rule]:
+    """One rule for each field instead of several, with the message of the first one that is broken.
+
+    Rules that read different optional sections stay apart, so that each still holds for objects without its sections.
+
+    Args:
+        rules: Rules of one section.
+        optional: CEL paths of optional sections. A rule that reads one holds for objects without it.
+        shared: CEL path of a field that many of the rules read, always present. A merged rule looks it up once.
+    """
+    groups: dict[tuple[object, ...], list[Rule]] = {}
+    for rule in rules:
+        groups.setdefault((rule.field, rule.reason, _sections_read(rule, optional)), []).append(rule)
+    for group in groups.values():
+        yield unless_absent(_merge(group, shared), *optional)
+
+
+def _merge(rules: Sequence[Rule], shared: str) -> Rule:
+    *others, last = rules
+    if not others:
+        return last
+    message = _quoted(last.message)
+    for rule in reversed(others):
+        message = f"({rule.expression}) ? ({message}) : {_quoted(rule.message)}"
+    expression = " && ".join(f"({rule.expression})" for rule in rules)
+    name = shared.rpartition(".")[2]
+    with_name, lookups = re.subn(rf"{re.escape(shared)}\b", name, expression)
+    if lookups > 1:
+        expression = f"[{shared}].all({name}, {with_name})"
+    return replace(rules[0], expression=expression, message_expression=message, combines=tuple(rules))
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("\\", r"\\").replace("'", r"\'") + "'"
+
+
+def unchanged(path: str, *, optional: bool) -> str:
+    """CEL expression that is true if an update leaves a field as it was.
+
+    Args:
+        path: CEL path of the field, relative to the object.
+        optional: Whether the field may be absent.
+    """
+    new, old = f"self.{path}", f"oldSelf.{path}"
+    return f"has({new}) == has({old}) && (!has({new}) || {new} == {old})" if optional else f"{new} == {old}"
+
+
+def frozen_fields(section: str, fields: Mapping[str, bool], message: str, *, optional: bool) -> Rule:
+    """A rule that an update leaves fields of a section as they were. Its message begins with the names of the others.
+
+    The whole section is compared first: that takes two lookups, and most updates change nothing in it.
+
+    Args:
+        section: CEL path of the section, relative to the object.
+        fields: For each camelCase field that must not change whether it may be absent.
+        message: What follows the names of the changed fields, or is the message if the section itself came or went.
+        optional: Whether the section may be absent. If so, it must not come or go.
+    """
+    new, old = f"self.{section}", f"oldSelf.{section}"
+    singles = tuple(
+        Rule(unchanged(f"{section}.{name}", optional=absent), message, f"{section}.{name}", "FieldValueForbidden")
+        for name, absent in fields.items()
+    )
+    same = " && ".join(f"({rule.expression})" for rule in singles)
+    changed = " + ".join(f"(({rule.expression}) ? '' : ' {name}')" for rule, name in zip(singles, fields, strict=True))
+    new, old = f"self.{section}", f"oldSelf.{section}"
+    expression = f"{new} == {old} || ({same})"
+    return Rule(
+        f"has({new}) == has({old}) && (!has({new}) || {expression})" if optional else expression,
+        message,
+        section,
+        "FieldValueForbidden",
+        f"({changed}).trim().replace(' ', ', ') + {_quoted(f' {message}')}",
+        singles,
+    )
 
 
 def has_defaults(path: str, section: type[BaseModel], but_for: Sequence[str] = ()) -> str:
@@ -62,7 +166,8 @@ def has_defaults(path: str, section: type[BaseModel], but_for: Sequence[str] = (
         section: Its model.
         but_for: camelCase names of the fields that may have any value.
     """
-    return " && ".join(_default_values(path, section, but_for))
+    name = path.rpartition(".")[2]
+    return f"[{path}].all({name}, {' && '.join(_default_values(name, section, but_for))})"
 
 
 def _default_values(path: str, section: type[BaseModel], but_for: Sequence[str] = ()) -> Iterator[str]:
@@ -73,7 +178,7 @@ def _default_values(path: str, section: type[BaseModel], but_for: Sequence[str] 
         if default is None:
             yield f"!has({place})"
         elif isinstance(default, Section):
-            yield from _default_values(place, type(default))
+            yield has_defaults(place, type(default))
         elif isinstance(default, list | tuple):
             yield f"{place} == {[*default]}"
         elif not isinstance(default, dict) and not _is_text_or_boolean(field.annotation):

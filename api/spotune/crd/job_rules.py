@@ -1,11 +1,12 @@
 """CEL rules of FinetuneJobs that span several fields: the models' checks, and which fields are immutable."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from pydantic import BaseModel
 
-from spotune.crd.cel_rules import NAME_RULES, Rule, has_defaults, unless_absent
+from spotune.crd.cel_rules import NAME_RULES, Rule, frozen_fields, has_defaults, merged, unchanged
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES, PREPARE_RULES
 from spotune.crd.execution_rules import (
     PRECISION_RULES,
@@ -63,11 +64,8 @@ _MODEL = (
     ),
 )
 
-
 _LABELS: Final = list(LABEL_OBJECTIVES)
 _LANGUAGE_MODELS: Final = ["sft", *PREFERENCE_OBJECTIVES]
-
-
 _OF_HARNESS: Final = ("harness", "best", "earlyStopping")
 """Fields of an evaluation that its tasks need; earlyStopping requires best."""
 _BEST: Final = "self.training.evaluation.best"
@@ -76,7 +74,6 @@ _DEFAULT_EVALUATION: Final = (
     f"(!has({_BEST}) || {_BEST}.metric.contains('/'))"
 )
 """CEL expression that is true if the evaluation section has only default values, but for what harness needs."""
-
 
 _SPEC = (
     Rule(
@@ -331,6 +328,13 @@ _FROZEN_SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
 }
 """Sections that define what is trained, in addition to the adapter."""
 _NO_CHECKPOINT_YET: Final = "!has(self.status) || !has(self.status.lastCheckpoint)"
+_OTHER_STEP: Final = (
+    "(has(oldSelf.status) && [self.status].all(new, [oldSelf.status].all(old, "
+    "has(new.step) && has(old.step) && new.step != old.step)))"
+)
+"""CEL expression that is true for most updates of the status. They leave the spec as it is: the API server takes an
+update of the spec or of the status, never of both."""
+_FROZEN: Final = "must not change after the first checkpoint: undo the change, or create a job with another name"
 
 
 def _freeze_rules() -> Iterator[Rule]:
@@ -339,42 +343,37 @@ def _freeze_rules() -> Iterator[Rule]:
     A checkpoint fits no other model, adapter, data or hyperparameters. Training may only be extended. The API server
     validates an update of the spec against the stored status, so omitting the status does not bypass the rules.
     """
-    yield _freeze_rule("spec.adapter", optional=True)
-    yield _freeze_rule("spec.storage.bucket", optional=False)
-    yield _frozen("spec.execution.precision", SAME_PRECISION)
+    for path, same in (
+        ("spec.adapter", unchanged("spec.adapter", optional=True)),
+        ("spec.storage.bucket", unchanged("spec.storage.bucket", optional=False)),
+        ("spec.execution.precision", SAME_PRECISION),
+    ):
+        yield _after_checkpoint(Rule(same, _FROZEN, path, "FieldValueForbidden"))
     for section, model in _FROZEN_SECTIONS.items():
-        for name, field in model.model_fields.items():
-            if (field.alias or name) not in (*_EXTENDABLE, *_CHANGEABLE):
-                optional = not field.is_required() and field.default is None
-                rule = _freeze_rule(f"spec.{section}.{field.alias or name}", optional=optional)
-                yield unless_absent(rule, "self.spec.model", "self.spec.dataset")
+        fields = {
+            field.alias or name: not field.is_required() and field.default is None
+            for name, field in model.model_fields.items()
+            if (field.alias or name) not in (*_EXTENDABLE, *_CHANGEABLE)
+        }
+        rule = frozen_fields(f"spec.{section}", fields, _FROZEN, optional=f"self.{section}" in OPTIONAL_SECTIONS)
+        yield _after_checkpoint(replace(rule, expression=f"{_OTHER_STEP} || {rule.expression}"))
     for name in _EXTENDABLE:
-        yield Rule(
-            f"{_NO_CHECKPOINT_YET} || !has(self.spec.training.{name}) || "
-            f"(has(oldSelf.spec.training.{name}) && self.spec.training.{name} >= oldSelf.spec.training.{name})",
-            "may only grow after the first checkpoint: set a larger number, or remove it for no limit",
-            f"spec.training.{name}",
-            "FieldValueForbidden",
+        yield _after_checkpoint(
+            Rule(
+                f"!has(self.spec.training.{name}) || "
+                f"(has(oldSelf.spec.training.{name}) && self.spec.training.{name} >= oldSelf.spec.training.{name})",
+                "may only grow after the first checkpoint: set a larger number, or remove it for no limit",
+                f"spec.training.{name}",
+                "FieldValueForbidden",
+            )
         )
 
 
-def _freeze_rule(path: str, *, optional: bool) -> Rule:
-    new, old = f"self.{path}", f"oldSelf.{path}"
-    same = f"has({new}) == has({old}) && (!has({new}) || {new} == {old})" if optional else f"{new} == {old}"
-    return _frozen(path, same)
+def _after_checkpoint(rule: Rule) -> Rule:
+    return replace(rule, expression=f"{_NO_CHECKPOINT_YET} || ({rule.expression})")
 
 
-def _frozen(path: str, same: str) -> Rule:
-    """A rule that an expression stays true after the first checkpoint."""
-    return Rule(
-        f"{_NO_CHECKPOINT_YET} || ({same})",
-        "is immutable after the first checkpoint: undo the change, or create a job with another name",
-        path,
-        "FieldValueForbidden",
-    )
-
-
-_ACROSS_SECTIONS: Final = (*_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES, *PRECISION_RULES)
+_SPANNING: Final = (*USER_CODE_RULES, *LIMIT_RULES, *_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES, *PRECISION_RULES)
 JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **SERVING_SECTION_RULES,
     ModelSpec: _MODEL,
@@ -388,11 +387,7 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **TRAINING_RULES,
     StorageSpec: STORAGE_SECTION_RULES,
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
-    FinetuneJobSpec: (
-        *USER_CODE_RULES,
-        *LIMIT_RULES,
-        *(unless_absent(rule, *OPTIONAL_SECTIONS) for rule in _ACROSS_SECTIONS),
-    ),
+    FinetuneJobSpec: tuple(merged(_SPANNING, OPTIONAL_SECTIONS, "self.training.objective")),
     JobServingSpec: SERVING_RULES,
     FinetuneJob: (*NAME_RULES, *_JOB, *_freeze_rules()),
 }

@@ -36,6 +36,8 @@ OPTIONAL_SECTIONS: Final = ("self.model", "self.dataset")
 """CEL paths of the sections that only a job with code of the user does not have."""
 NO_USER_CODE: Final = "self.training.function == '' && size(self.training.command) == 0"
 """CEL expression: spotune's own loop trains."""
+_NO_USER_CODE_OR_MODEL: Final = f"has(self.model) || ({NO_USER_CODE})"
+"""The same for rules of other sections. With a model, code of the user is refused anyway, and to see it is cheap."""
 
 _SECTIONS: Final[Mapping[str, type[BaseModel]]] = {
     "training": TrainingSpec,
@@ -52,17 +54,18 @@ def _unused_fields() -> Iterator[Rule]:
         remedy = f"remove all but {', '.join(used)}"
         fields = f"has fields that are not used with training.function and training.command: {remedy}"
         defaults = has_defaults(f"self.{name}", section, used)
-        yield Rule(f"({NO_USER_CODE}) || ({defaults})", fields if used else NOT_WITH_USER_CODE, name)
+        yield Rule(f"{_NO_USER_CODE_OR_MODEL} || {defaults}", fields if used else NOT_WITH_USER_CODE, name)
 
 
 USER_CODE_RULES: Final = (
     *(
-        Rule(f"!({NO_USER_CODE}) || has(self.{section})", MISSING_WITHOUT_USER_CODE, section)
+        Rule(f"has(self.{section}) || !({NO_USER_CODE})", MISSING_WITHOUT_USER_CODE, section)
         for section in ("model", "dataset")
     ),
+    Rule(f"!has(self.model) || {NO_USER_CODE}", NOT_WITH_USER_CODE, "model"),
     *(
-        Rule(f"({NO_USER_CODE}) || !has(self.{section})", NOT_WITH_USER_CODE, section)
-        for section in ("model", "dataset", "adapter", "serving")
+        Rule(f"{_NO_USER_CODE_OR_MODEL} || !has(self.{section})", NOT_WITH_USER_CODE, section)
+        for section in ("dataset", "adapter", "serving")
     ),
     *_unused_fields(),
 )

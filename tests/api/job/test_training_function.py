@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 
-from spotune.crd.cel_rules import Rule, has_defaults, unless_absent
 from spotune.errors import JobError
 from spotune.fingerprint import fingerprint
-from spotune.job import CheckpointSpec, FinetuneJob
+from spotune.job import FinetuneJob
 from spotune.job_file.load import parse_job
 from spotune.job_file.yaml_file import Document
 
@@ -109,26 +108,3 @@ def test_fingerprint_covers_the_function_but_not_where_it_is_and_its_argument() 
     job = a_job()
     assert fingerprint(a_job(training={"code": "code", "config": {"epochs": 2}})) == fingerprint(job)
     assert fingerprint(a_job(training={"function": "package.train:other"})) != fingerprint(job)
-
-
-def test_rules_of_absent_sections_hold() -> None:
-    rule = Rule("self.model.task == 'seq2seq' || self.dataset.text == ''", "message")
-    guarded = unless_absent(rule, "self.model", "self.dataset").expression
-    assert guarded == f"!has(self.model) || !has(self.dataset) || ({rule.expression})"
-    assert (
-        unless_absent(Rule("self.training.seed == 1", "message"), "self.model").expression == "self.training.seed == 1"
-    )
-
-
-def test_defaults_in_cel_leave_out_what_a_rule_cannot_read() -> None:
-    assert has_defaults("self.checkpoint", CheckpointSpec, ("keep", "keepEverySteps")) == (
-        "self.checkpoint.every == 'auto' && self.checkpoint.memoryCopies == 'auto' && "
-        "self.checkpoint.peerCopyRate == 200"
-    )
-
-
-def test_reserved_words_are_escaped_in_the_rules_of_the_api_server() -> None:
-    rule = Rule("self.training.function == '' || self.functions.matches('^package:function$')", "message")
-    assert rule.as_json()["rule"] == (
-        "self.training.__function__ == '' || self.functions.matches('^package:function$')"
-    )

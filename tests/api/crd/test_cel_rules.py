@@ -1,0 +1,142 @@
+"""CEL rules that are made from other rules, from models and from lists of fields."""
+
+from collections import Counter
+
+from spotune.crd.cel_rules import Rule, frozen_fields, has_defaults, merged, single_rules, unchanged, unless_absent
+from spotune.crd.job_rules import JOB_RULES
+from spotune.crd.structural_schema import VALIDATIONS
+from spotune.crd.user_code_rules import OPTIONAL_SECTIONS
+from spotune.job import CheckpointSpec, FinetuneJobSpec
+from tests.api.crd.test_definition import JOB, at
+
+OBJECTIVE = "self.training.objective"
+
+
+def test_rules_of_absent_sections_hold() -> None:
+    rule = Rule("self.model.task == 'seq2seq' || self.dataset.text == ''", "message")
+    guarded = unless_absent(rule, "self.model", "self.dataset").expression
+    assert guarded == f"!has(self.model) || !has(self.dataset) || ({rule.expression})"
+    assert (
+        unless_absent(Rule("self.training.seed == 1", "message"), "self.model").expression == "self.training.seed == 1"
+    )
+
+
+def test_defaults_in_cel_leave_out_what_a_rule_cannot_read() -> None:
+    assert has_defaults("self.checkpoint", CheckpointSpec, ("keep", "keepEverySteps")) == (
+        "[self.checkpoint].all(checkpoint, checkpoint.every == 'auto' && checkpoint.memoryCopies == 'auto' && "
+        "checkpoint.peerCopyRate == 200)"
+    )
+
+
+def test_reserved_words_are_escaped_in_the_rules_of_the_api_server() -> None:
+    rule = Rule("self.training.function == '' || self.functions.matches('^package:function$')", "message")
+    assert rule.as_json()["rule"] == (
+        "self.training.__function__ == '' || self.functions.matches('^package:function$')"
+    )
+
+
+def test_reserved_words_stay_as_they_are_in_a_text() -> None:
+    rule = Rule("self.a.in == ''", "", message_expression=r"self.a.in == '' ? 'it\'s a.in' : 'remove a.function'")
+    assert rule.as_json() == {
+        "rule": "self.a.__in__ == ''",
+        "message": "",
+        "messageExpression": r"self.a.__in__ == '' ? 'it\'s a.in' : 'remove a.function'",
+    }
+
+
+def test_rules_of_a_field_become_one_with_the_message_of_the_first_broken_one() -> None:
+    rules = [Rule("self.a > 0", "is too small", "a"), Rule("self.b", "stays", "b"), Rule("self.a < 9", "isn't b", "a")]
+    assert list(merged(rules, (), OBJECTIVE)) == [
+        Rule(
+            "(self.a > 0) && (self.a < 9)",
+            "is too small",
+            "a",
+            message_expression=r"(self.a > 0) ? ('isn\'t b') : 'is too small'",
+            combines=(rules[0], rules[2]),
+        ),
+        rules[1],
+    ]
+
+
+def test_what_merged_rules_share_is_looked_up_once() -> None:
+    rules = [Rule(f"{OBJECTIVE} != '{name}' || self.a", f"for {name}", "a") for name in ("sft", "dpo", "kto")]
+    [rule] = merged(rules, (), OBJECTIVE)
+    assert rule.expression == (
+        f"[{OBJECTIVE}].all(objective, "
+        "(objective != 'sft' || self.a) && (objective != 'dpo' || self.a) && (objective != 'kto' || self.a))"
+    )
+    assert rule.message_expression == (
+        f"({OBJECTIVE} != 'sft' || self.a) ? (({OBJECTIVE} != 'dpo' || self.a) ? ('for kto') : 'for dpo') : 'for sft'"
+    )
+
+
+def test_rules_of_different_optional_sections_or_reasons_stay_apart() -> None:
+    """One rule for both would hold, without any check, for an object that has just one of the sections."""
+    rules = [
+        Rule("self.model.a", "message"),
+        Rule("self.dataset.b", "message"),
+        Rule("self.c", "message"),
+        Rule("self.d", "message", reason="FieldValueForbidden"),
+        Rule("self.model.e", "message"),
+    ]
+    assert [rule.expression for rule in merged(rules, OPTIONAL_SECTIONS, OBJECTIVE)] == [
+        "!has(self.model) || ((self.model.a) && (self.model.e))",
+        "!has(self.dataset) || (self.dataset.b)",
+        "self.c",
+        "self.d",
+    ]
+
+
+def test_a_field_that_may_be_absent_is_unchanged_if_it_stays_absent() -> None:
+    assert unchanged("spec.a", optional=False) == "self.spec.a == oldSelf.spec.a"
+    assert unchanged("spec.a", optional=True) == (
+        "has(self.spec.a) == has(oldSelf.spec.a) && (!has(self.spec.a) || self.spec.a == oldSelf.spec.a)"
+    )
+
+
+def test_frozen_fields_are_compared_if_the_section_changed_and_named_in_the_message() -> None:
+    rule = frozen_fields("spec.a", {"b": False, "c": True}, "must not change", optional=False)
+    b, c = unchanged("spec.a.b", optional=False), unchanged("spec.a.c", optional=True)
+    assert rule == Rule(
+        f"self.spec.a == oldSelf.spec.a || (({b}) && ({c}))",
+        "must not change",
+        "spec.a",
+        "FieldValueForbidden",
+        f"((({b}) ? '' : ' b') + (({c}) ? '' : ' c')).trim().replace(' ', ', ') + ' must not change'",
+        (
+            Rule(b, "must not change", "spec.a.b", "FieldValueForbidden"),
+            Rule(c, "must not change", "spec.a.c", "FieldValueForbidden"),
+        ),
+    )
+
+
+def test_an_optional_section_with_frozen_fields_must_not_come_or_go() -> None:
+    rule = frozen_fields("spec.a", {"b": False}, "must not change", optional=True)
+    same = unchanged("spec.a.b", optional=False)
+    assert rule.expression == (
+        f"has(self.spec.a) == has(oldSelf.spec.a) && (!has(self.spec.a) || self.spec.a == oldSelf.spec.a || (({same})))"
+    )
+
+
+def test_rules_that_span_sections_are_merged_as_far_as_they_can_be() -> None:
+    def key(rule: Rule) -> tuple[object, ...]:
+        sections = tuple(section for section in OPTIONAL_SECTIONS if f"{section}." in rule.expression)
+        return rule.field, rule.reason, sections
+
+    rules = JOB_RULES[FinetuneJobSpec]
+    assert [key for key, count in Counter(map(key, rules)).items() if count > 1] == []
+    assert [rule.as_json() for rule in rules] == at(".spec", JOB)[VALIDATIONS]
+    assert any(rule.message_expression for rule in rules)
+
+
+def test_a_merged_rule_has_the_guard_of_every_optional_section_that_it_reads() -> None:
+    for rule in JOB_RULES[FinetuneJobSpec]:
+        guards = [f"!has({each}) || " for each in OPTIONAL_SECTIONS if f"{each}." in rule.expression]
+        assert rule.expression.startswith("".join(guards))
+
+
+def test_the_documentation_still_has_every_rule_that_was_combined() -> None:
+    rules = [Rule("self.a > 0", "is too small", "a"), Rule("self.b", "stays", "b"), Rule("self.a < 9", "isn't b", "a")]
+    assert list(single_rules(merged(rules, (), OBJECTIVE))) == [rules[0], rules[2], rules[1]]
+    frozen = frozen_fields("spec.a", {"b": False, "c": True}, "must not change", optional=False)
+    assert [rule.field for rule in single_rules([frozen])] == ["spec.a.b", "spec.a.c"]
