@@ -106,7 +106,7 @@ BENCHMARKS = (
     ),
     # On a Kubernetes.
     _benchmark("recovery", "results/recovery.json", JOBS),
-    _benchmark("scale", "results/scale.json", OPERATOR, "make scale"),
+    _benchmark("scale", "results/scale.json results/scale_600.json", OPERATOR, "make scale"),
     # On GPUs.
     _benchmark("plan_memory", "plan_memory.json", TRAINING),
     _benchmark("gpu_exactness", "results/gpu_exactness_*.json", TRAINING),
