@@ -31,7 +31,7 @@ REFERENCE = ROOT / "docs/reference"
 WITHOUT_CLUSTER = {"crd", "plan", "render", "shard", "simulate", "validate"}
 FILTERS = {"grep", "head"}
 PROGRAMS = FILTERS | {
-    *("aws", "az", "docker", "eksctl", "gcloud", "git", "helm", "hf", "kubectl", "make", "pip", "python"),
+    *("aws", "az", "docker", "eksctl", "gcloud", "git", "go", "helm", "hf", "kubectl", "make", "pip", "python"),
     *("base64", "buildah", "cat", "cd", "cosign", "crane", "curl", "jq", "syft", "xargs"),
     *("pre-commit", "rsync", "sed", "spotune", "spotune-testcluster", "tar"),
 }
