@@ -136,7 +136,6 @@ def frozen_fields(section: str, fields: Mapping[str, bool], message: str, *, opt
         message: What follows the names of the changed fields, or is the message if the section itself came or went.
         optional: Whether the section may be absent. If so, it must not come or go.
     """
-    new, old = f"self.{section}", f"oldSelf.{section}"
     singles = tuple(
         Rule(unchanged(f"{section}.{name}", optional=absent), message, f"{section}.{name}", "FieldValueForbidden")
         for name, absent in fields.items()
