@@ -90,7 +90,8 @@ def test_stats_count_a_replica_as_running_once_it_has_loaded_its_model(service: 
         seen += [now] if not seen or now != seen[-1] else []
         time.sleep(0.1)
     assert (2, {"RUNNING": 1, "STARTING": 1}) in seen, "its process runs and loads the model"
-    stats = service.stats()
+    while (stats := service.stats())["replicas"] is None:
+        assert time.monotonic() < deadline, "the gateway does not know of replicas"
     assert (len(stats["replicaAddresses"]), stats["unplacedSeconds"]) == (1, 0), "all are on this machine"
 
 

@@ -135,8 +135,8 @@ class LiveService(ServeCommand):
         return stats
 
     def states(self) -> dict[str, int]:
-        """Number of replicas by state, as the gateway reports it at `/stats`."""
-        states: dict[str, int] = self.stats()["replicas"]["model"]
+        """Number of replicas by state, as the gateway reports it at `/stats`; none while it does not know."""
+        states: dict[str, int] = (self.stats()["replicas"] or {"model": {}})["model"]
         return states
 
     def wait_for_states(self, **states: int) -> None:

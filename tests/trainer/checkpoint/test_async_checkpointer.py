@@ -309,3 +309,16 @@ def test_abandoned_commit_does_not_retry_on_a_volume_that_refuses_it(
     assert wait_until(lambda: checkpointer.problem is not None, 30.0)
     checkpointer.abandon()
     assert not any(thread.name == "commit" for thread in threading.enumerate())
+
+
+def test_a_rank_may_begin_the_next_commit_before_rank_0_has_completed_the_last_one(directory: JobDirectory) -> None:
+    """Only rank 0 waits for the files of all, and then deletes older checkpoints: no files of the next one."""
+    first, second = (make_checkpointer(directory, rank, 2, keep=1) for rank in (0, 1))
+    for name in (FIRST, SECOND):
+        save(second, name, make_state(name.step), 1, 2)
+        assert second.wait() is not None
+    for name in (FIRST, SECOND):
+        save(first, name, make_state(name.step), 0, 2)
+        assert wait_until(lambda: not first.is_busy, timeout_seconds=30)
+        assert first.wait() is not None
+        whole(directory, name)

@@ -24,6 +24,7 @@ from spotune_trainer.checkpoint.layout import (
     Torn,
     list_checkpoints,
     open_checkpoint,
+    rank_ok,
 )
 from spotune_trainer.checkpoint.reader import CheckpointReader, CorruptCheckpointError, read_parameters, verify
 from spotune_trainer.checkpoint.writer import commit, prune, write_fragments, write_tensors
@@ -235,6 +236,16 @@ def test_pruning_deletes_superseded_and_unfinished_checkpoints(directory: JobDir
     commit_checkpoint(directory, 15, 2)
     assert prune(directory, 2, keep=2) == ["step-00000020.gen-1", "step-00000030.gen-1"]
     assert names(directory) == ["step-00000010.gen-1", "step-00000015.gen-2"]
+
+
+def test_pruning_keeps_what_ranks_have_begun_after_the_commit(directory: JobDirectory) -> None:
+    claim(directory, None)
+    for step in (10, 20):
+        commit_checkpoint(directory, step, 1)
+    begun = directory.checkpoints / str(CheckpointName(30, 1))
+    write_fragments(begun, 1, fragments_of_rank(make_state(), 2, 1))
+    assert prune(directory, 1, keep=1) == ["step-00000010.gen-1"]
+    assert (begun / rank_ok(1)).exists()
 
 
 def test_a_superseded_generation_prunes_nothing_of_a_later_one(directory: JobDirectory) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 import traceback
@@ -23,6 +25,7 @@ FORKING.set_forkserver_preload(
 )
 """Ranks of all tests are forked from here: each would import for a second what is missing."""
 _POLL_SECONDS = 0.1
+_SECONDS_TO_WRITE_STACKS = 1.0
 _OTHER_RANKS_SECONDS = 2
 """For the other ranks to fail as well: the one that is reported first has often lost its peer only."""
 
@@ -46,7 +49,10 @@ def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, ti
             found: dict[int, Any] = {}
             deadline = time.monotonic() + timeout
             while len(found) < world_size:
-                rank, value, error = _next(results, ranks, deadline)
+                try:
+                    rank, value, error = _next(results, ranks, deadline)
+                except TimeoutError as late:
+                    raise TimeoutError(f"{late}\n{_stacks(ranks, Path(folder))}") from None
                 if error is not None:
                     raise GroupFailedError(_failures(results, ranks, {rank: error}, found))
                 found[rank] = value
@@ -57,6 +63,22 @@ def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, ti
                 if process.is_alive():
                     process.kill()
                     process.join()
+
+
+def _stacks(ranks: Sequence[BaseProcess], folder: Path) -> str:
+    """What each thread of each rank does now, or the exit status of a rank without a result."""
+    for process in ranks:
+        if process.pid is not None and process.exitcode is None:
+            os.kill(process.pid, signal.SIGUSR1)
+    time.sleep(_SECONDS_TO_WRITE_STACKS)
+    found = [
+        (folder / _stack_file(rank)).read_text() or f"exit status {ranks[rank].exitcode}" for rank in range(len(ranks))
+    ]
+    return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(found))
+
+
+def _stack_file(rank: int) -> str:
+    return f"stacks-{rank}"
 
 
 def _failures(results: Any, ranks: Sequence[BaseProcess], errors: dict[int, str], found: dict[int, Any]) -> str:
@@ -102,6 +124,8 @@ def _rank(
     import torch
     from torch import distributed
 
+    stacks = (Path(store).parent / _stack_file(rank)).open("w")
+    faulthandler.register(signal.SIGUSR1, stacks)
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size), "DS_ACCELERATOR": "cpu"}
     try:

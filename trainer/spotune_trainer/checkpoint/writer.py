@@ -229,8 +229,9 @@ def prune(
     Keeps the newest `keep` checkpoints of the lineage, and those whose step is a multiple of `keep_every_steps`. With
     `best`, it also keeps for each of the newest ones the best checkpoint before it: a run may resume from any of them.
     Deletes the others of this and older generations, including folders that are unfinished or outside of the lineage.
-    Deletes nothing of a later generation, and nothing before this generation has a commit of its own. If the storage is
-    a bucket, it decides what is deleted, and the copies on this machine follow.
+    Deletes nothing that comes after the newest commit of this generation, such as a later generation, or the files of
+    ranks that have begun the next commit while rank 0 still completes this one; and nothing before this generation has
+    a commit of its own. If the storage is a bucket, it decides what is deleted, and the copies on this machine follow.
     """
     bucket, listed = bucket_of(directory), dict[str, dict[str, int]]()
     if bucket is not None:
@@ -240,8 +241,10 @@ def prune(
     generations = list_generations(directory)
     folders = list_folders(directory.checkpoints)
     names = {path: CheckpointName.parse(path.name) for path in folders}
-    if not any(name.generation == generation and (path / MANIFEST).exists() for path, name in names.items()):
+    own = [name.step for path, name in names.items() if name.generation == generation and (path / MANIFEST).exists()]
+    if not own:
         return []
+    newest = generation, max(own)
     lineage = [p for p in folders if (p / MANIFEST).exists() and in_lineage(names[p], generations)]
     kept = set(lineage[-keep:])
     if keep_every_steps:
@@ -249,7 +252,7 @@ def prune(
     if best is not None:
         best_steps = {_best_step(path, best) for path in lineage[-keep:]}
         kept |= {path for path in lineage if names[path].step in best_steps}
-    deleted = [path for path in folders if path not in kept and names[path].generation <= generation]
+    deleted = [path for path in folders if path not in kept and (names[path].generation, names[path].step) <= newest]
     if bucket is not None:
         delete_checkpoints(bucket, listed, (path.name for path in deleted if path.name in listed))
     for path in deleted:
