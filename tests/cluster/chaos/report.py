@@ -59,11 +59,12 @@ _OLDER = (
     "Before, ten seeds of 20 faults were run over one job without a service. All passed, with 191 faults of 44 kinds "
     "([records](../benchmarks/results/chaos_one_job.jsonl)). They do not count here."
 )
-_CAUSES = {
-    5: "Ray kept a new pod reserved for a replica after the head that had asked for it was killed. Since then, the "
-    "operator replaces such a pod ([ADR 99](adr/0099-a-pod-that-ray-does-not-use.md))."
+_MENDED = {
+    5: "Ray kept a new pod reserved for a replica after the head that had asked for it was killed. The replica waited "
+    "for ten minutes, until the run was given up. Since then, the operator replaces such a pod ([ADR "
+    "99](adr/0099-a-pod-that-ray-does-not-use.md)), and the seed was run again."
 }
-"""What was behind the findings of a seed, and what was done."""
+"""What seeds found when they were run before. The table has their newest run."""
 _JOBS = (
     *("job", "steps", "made again", "groups", "workers", "restarts counted", "longest gap"),
     *("recovered after", "result"),
@@ -89,7 +90,7 @@ def report(records: Sequence[ChaosRecord]) -> str:
         *_kinds(records),
         "",
     ]
-    return "\n".join([*parts, *_findings(records)]).rstrip() + "\n"
+    return "\n".join([*parts, *_findings(records), *_mended(records)]).rstrip() + "\n"
 
 
 def _summary(records: Sequence[ChaosRecord]) -> Iterator[str]:
@@ -193,7 +194,19 @@ def _findings(records: Sequence[ChaosRecord]) -> Iterator[str]:
     for record in records:
         for finding in record.findings:
             text = re.sub(r"\s+", " ", finding).replace("<", "&lt;").partition("; its status was")[0]
-            yield from _wrapped(f"- Seed {record.seed}: {text}. {_CAUSES.get(record.seed, '')}".rstrip(), indent="  ")
+            yield from _wrapped(f"- Seed {record.seed}: {text}", indent="  ")
+
+
+def _mended(records: Sequence[ChaosRecord]) -> Iterator[str]:
+    found = {record.seed: _MENDED[record.seed] for record in records if record.seed in _MENDED}
+    if not found:
+        return
+    if any(record.findings for record in records):
+        yield ""
+    yield "## Found and mended"
+    yield ""
+    for seed, text in found.items():
+        yield from _wrapped(f"- Seed {seed}: {text}", indent="  ")
 
 
 def _used(records: Sequence[ChaosRecord]) -> int:
