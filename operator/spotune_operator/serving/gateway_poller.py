@@ -25,7 +25,14 @@ import aiohttp
 from spotune.service import ModelServiceStatus
 from spotune_operator.children.ports import SERVE
 from spotune_operator.observe.json_response import base_url, json_object
-from spotune_operator.serving.gateway_stats import GatewayStats, Histogram, Traffic, VersionCounters, parse_stats
+from spotune_operator.serving.gateway_stats import (
+    GatewayStats,
+    Histogram,
+    Traffic,
+    VersionCounters,
+    has_unplaced_replica,
+    parse_stats,
+)
 from spotune_operator.serving.state import ServiceKey
 from spotune_operator.settings import Settings
 
@@ -154,9 +161,8 @@ class GatewayPoller:
             target.pods_changed.set()
         if target.window != window:
             target.window, target.before_window = window, dict(target.totals)
-        traffic = self._traffic(target)
-        target.reported = _reported(traffic)
-        return traffic
+        target.reported = self._reported(target)
+        return self._traffic(target)
 
     def _traffic(self, target: _Target) -> Traffic:
         recent = self._recent(target)
@@ -189,6 +195,11 @@ class GatewayPoller:
             return target.since < self._missing_before()
         return not any(stats.reports_replicas for _, stats in recent)
 
+    def _reported(self, target: _Target) -> tuple[int | None, bool, bool]:
+        """See ``_Target``. Unlike the whole traffic, this is computed at every poll."""
+        has_unplaced = has_unplaced_replica(stats for _, stats in self._recent(target))
+        return target.running_replicas, self._no_replica_report(target), has_unplaced
+
     async def _poll_forever(self, key: ServiceKey) -> None:
         while True:
             target = self._targets[key]
@@ -201,7 +212,7 @@ class GatewayPoller:
             if not target.pods_changed.is_set():
                 numbers = [answer.running_replicas for answer in answers if isinstance(answer, GatewayStats)]
                 target.running_replicas = min((each for each in numbers if each is not None), default=None)
-            before, target.reported = target.reported, _reported(self._traffic(target))
+            before, target.reported = target.reported, self._reported(target)
             if self._publish(target) or target.reported != before:
                 self._changed(key)
             with suppress(TimeoutError):
@@ -254,10 +265,6 @@ class GatewayPoller:
         milliseconds = round(_rounded(median * 1000)) if median is not None else None
         target.published = now, rate, milliseconds
         return before != [rate, milliseconds]
-
-
-def _reported(traffic: Traffic) -> tuple[int | None, bool, bool]:
-    return traffic.running_replicas, traffic.no_replica_report, traffic.has_unplaced_replica
 
 
 def traffic_window(status: ModelServiceStatus) -> object:

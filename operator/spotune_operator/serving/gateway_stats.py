@@ -173,8 +173,7 @@ class Traffic:
     @property
     def has_unplaced_replica(self) -> bool:
         """Whether Ray has not placed a replica for much longer than placing takes; no gateway may doubt it."""
-        waited = [found.unplaced_seconds for found in self.gateways if found.replica_addresses is not None]
-        return min(waited, default=0.0) >= UNPLACED_SECONDS
+        return has_unplaced_replica(self.gateways)
 
     def of(self, version: str) -> VersionCounters:
         """The counters of a version since its weight changed last."""
@@ -205,6 +204,12 @@ class Traffic:
 
     def _versions(self, version: str) -> Iterable[VersionStats]:
         return (gateway.versions[version] for gateway in self.gateways if version in gateway.versions)
+
+
+def has_unplaced_replica(gateways: Iterable[GatewayStats]) -> bool:
+    """See ``Traffic.has_unplaced_replica``."""
+    waited = [found.unplaced_seconds for found in gateways if found.replica_addresses is not None]
+    return min(waited, default=0.0) >= UNPLACED_SECONDS
 
 
 def parse_stats(content: Mapping[str, Any]) -> GatewayStats:
