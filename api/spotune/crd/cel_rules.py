@@ -122,7 +122,13 @@ def unchanged(path: str, *, optional: bool) -> str:
         optional: Whether the field may be absent.
     """
     new, old = f"self.{path}", f"oldSelf.{path}"
-    return f"has({new}) == has({old}) && (!has({new}) || {new} == {old})" if optional else f"{new} == {old}"
+    same = f"{new} == {old}"
+    return _alike(new, old, same) if optional else same
+
+
+def _alike(new: str, old: str, same: str) -> str:
+    """CEL expression that is true if two places are both absent, or both present and the same."""
+    return f"has({new}) == has({old}) && (!has({new}) || {same})"
 
 
 def frozen_fields(section: str, fields: Mapping[str, bool], message: str, *, optional: bool) -> Rule:
@@ -145,7 +151,7 @@ def frozen_fields(section: str, fields: Mapping[str, bool], message: str, *, opt
     new, old = f"self.{section}", f"oldSelf.{section}"
     expression = f"{new} == {old} || ({same})"
     return Rule(
-        f"has({new}) == has({old}) && (!has({new}) || {expression})" if optional else expression,
+        _alike(new, old, expression) if optional else expression,
         message,
         section,
         "FieldValueForbidden",
