@@ -71,10 +71,12 @@ def _stacks(ranks: Sequence[BaseProcess], folder: Path) -> str:
         if process.pid is not None and process.exitcode is None:
             os.kill(process.pid, signal.SIGUSR1)
     time.sleep(_SECONDS_TO_WRITE_STACKS)
-    found = [
-        (folder / _stack_file(rank)).read_text() or f"exit status {ranks[rank].exitcode}" for rank in range(len(ranks))
-    ]
-    return "\n".join(f"rank {rank}: {text}" for rank, text in enumerate(found))
+    found: list[str] = []
+    for rank, process in enumerate(ranks):
+        path = folder / _stack_file(rank)
+        stacks = path.read_text() if path.exists() else ""  # a rank that has not begun has no file
+        found.append(f"rank {rank}: {stacks or f'no stack, exit status {process.exitcode}'}")
+    return "\n".join(found)
 
 
 def _stack_file(rank: int) -> str:
