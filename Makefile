@@ -203,10 +203,12 @@ test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank
 .PHONY: test
 test: $(READY) ## All that CI runs: lint, type, every test but the long ones
 	@mkdir -p build
+	@rm -rf build/pytest-*
 	@$(MAKE) --no-print-directory --keep-going --jobs 3 checked-kubernetes checked-ranks checked-here checked-ray
+	@$(MAKE) --no-print-directory second-tries
 	@echo "The ten slowest tests:"
 	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p
-	@grep --no-filename '^RERUN ' build/pytest-*.txt | sort --unique | sed 's/^RERUN/Failed at the first try:/' || true
+	@cat build/failed.txt
 	@tail --quiet --lines 1 build/pytest-*.txt
 
 .PHONY: coverage
@@ -226,27 +228,33 @@ coverage: $(READY) ## The tests without a Kubernetes, measured: coverage of api 
 # about twice as long as the many small ones, and those on a Ray start when the small ones have ended. So the former have
 # a higher priority than the small ones: the last minutes, in which one group runs alone, leave a processor idle.
 # No test starts if the code breaks a rule of style or types.
-# A test that fails is tried once more, because the machine may be shared. The last lines name each; mend it as any other bug.
-PYTEST := $(BIN)/pytest --reruns 1 -raR
-.PHONY: checked-kubernetes checked-ranks checked-here checked-ray cluster-build-here test-kubernetes test-ranks test-here test-ray
-checked-kubernetes: cluster-build-here lint type
-	@$(MAKE) --no-print-directory test-kubernetes
-checked-ranks: lint type
-	@$(MAKE) --no-print-directory test-ranks
-checked-here: lint type
-	@$(MAKE) --no-print-directory test-here
-checked-ray: lint type
-	@$(MAKE) --no-print-directory test-ray
+# A test that fails is tried once more after all others, because the machine may be shared: not what is in tests/proof, and
+# not if more than 20 have failed. The last lines name each; mend it as any other bug.
+PYTEST := $(BIN)/pytest
+GROUPS := kubernetes ranks here ray
+.PHONY: $(GROUPS:%=checked-%) $(GROUPS:%=test-%) cluster-build-here second-tries
+checked-kubernetes: cluster-build-here
+$(GROUPS:%=checked-%): checked-%: lint type # 1: tests have failed, and the group came to its end
+	@$(MAKE) --no-print-directory test-$* || grep --quiet --line-regexp 1 build/pytest-$*.code
 cluster-build-here: # where the machine cannot run a cluster, its tests are skipped by name
 	@$(BIN)/python -m compileall -q api client operator serve trainer # pods share this folder, and cannot write what changed since the set-up
 	@if $(BIN)/spotune-testcluster check; then $(BIN)/spotune-testcluster build; fi
+# $(call group,NAME,PREFIX,ARGUMENTS,SHOW): run a group; build/ has its output, its exit code and, for pytest, what has failed
+group = rm -rf build/pytest-$(1)*; \
+	{ code=0; $(2) $(PYTEST) -o cache_dir=build/pytest-$(1) $(3) 2>&1 || code=$$?; echo $$code > build/pytest-$(1).code; } \
+	| { $(or $(4),cat > build/pytest-$(1).txt; cat build/pytest-$(1).txt); }; exit $$(cat build/pytest-$(1).code)
+WITHOUT_CLUSTER := env --unset SPOTUNE_TEST_REQUIRE_CLUSTER # which may still be built meanwhile
 test-kubernetes: # tests/conftest.py knows the folders of these and of the tests on a Ray; to collect all others takes longer
 	@echo "The tests on a real Kubernetes, the small ones and those on a Ray write to build/pytest-*.txt, shown once they have ended."
-	@failed=0; $(PYTEST) -m "cluster and not long" tests/cluster > build/pytest-kubernetes.txt 2>&1 || failed=1; cat build/pytest-kubernetes.txt; exit $$failed
-WITHOUT_CLUSTER := env --unset SPOTUNE_TEST_REQUIRE_CLUSTER # which may still be built meanwhile
+	@$(call group,kubernetes,,-m "cluster and not long" tests/cluster)
 test-ranks:
-	nice -n 8 $(WITHOUT_CLUSTER) $(PYTEST) -m "slow and not cluster and not ray and not long" 2>&1 | tee build/pytest-ranks.txt
+	@$(call group,ranks,nice -n 8 $(WITHOUT_CLUSTER),-m "slow and not cluster and not ray and not long",tee build/pytest-ranks.txt)
 test-here:
-	@failed=0; nice -n 10 $(WITHOUT_CLUSTER) $(PYTEST) -m "not cluster and not ray and not long and not slow" > build/pytest-here.txt 2>&1 || failed=1; cat build/pytest-here.txt; exit $$failed
+	@$(call group,here,nice -n 10 $(WITHOUT_CLUSTER),-m "not cluster and not ray and not long and not slow")
 test-ray:
-	@failed=0; nice -n 5 $(WITHOUT_CLUSTER) $(PYTEST) -m "ray and not long" tests/examples tests/proof tests/releases tests/serve tests/trainer > build/pytest-ray.txt 2>&1 || failed=1; cat build/pytest-ray.txt; exit $$failed
+	@$(call group,ray,nice -n 5 $(WITHOUT_CLUSTER),-m "ray and not long" tests/examples tests/proof tests/releases tests/serve tests/trainer)
+second-tries:
+	@sed --quiet --regexp-extended 's/^(FAILED|ERROR) tests/Failed at the first try: tests/p' build/pytest-*.txt > build/failed.txt
+	@if grep --quiet ': tests/proof/' build/failed.txt || test $$(wc --lines < build/failed.txt) -gt 20; then cat build/failed.txt; echo "No second try."; exit 1; fi
+	@failed=0; for code in $$(grep --files-with-matches --line-regexp 1 build/pytest-*.code); do folder=$${code%.code}; \
+		$(PYTEST) -o cache_dir=$$folder --last-failed --last-failed-no-failures none > $$folder-again.txt 2>&1 || failed=1; cat $$folder-again.txt; done; exit $$failed

@@ -23,12 +23,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker(marker) and not any(item.path.is_relative_to(place) for place in places):
                 raise pytest.UsageError(f"{item.nodeid}: the Makefile looks for the marker {marker} in {folders} only")
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Show why a test failed at its first try: pytest-rerunfailures keeps only its name."""
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"first try of {report.nodeid}")
-        lines = report.longreprtext.splitlines()
-        errors = [line for line in lines if line.startswith(("E ", ">"))]
-        terminalreporter.write_line("\n".join([*errors[:40], *lines[-3:]]))
