@@ -10,7 +10,7 @@ from tests import ROOT
 
 
 def commit() -> str:
-    """Of the checkout, and whether something in it is not committed.
+    """Of the checkout, and whether something in it is not committed but results and pages, which runs write.
 
     On a machine that has the files without git, SPOTUNE_COMMIT says what they are; without it, "unknown".
     """
@@ -18,7 +18,8 @@ def commit() -> str:
         return f"`{given}`"
     if not (ROOT / ".git").exists():
         return "unknown"
-    changed = " with uncommitted changes" if _git("status", "--porcelain", "--untracked-files=no") else ""
+    measured = ("--", ".", ":!benchmarks/results", ":!docs")
+    changed = " with uncommitted changes" if _git("status", "--porcelain", "--untracked-files=no", *measured) else ""
     return f"`{_git('rev-parse', '--short=12', 'HEAD')}`{changed}"
 
 

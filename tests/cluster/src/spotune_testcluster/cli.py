@@ -167,6 +167,12 @@ def kubeconfig(name: Name = "default") -> None:
     sys.stdout.write(f"{cluster.files.kubeconfig}\n")
 
 
+@app.command()
+def programs() -> None:
+    """Print the folder of kubectl and Helm, for the PATH."""
+    sys.stdout.write(f"{binaries.build(Home.default().root, _report)}\n")
+
+
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def kubectl(context: typer.Context, name: Name = "default") -> NoReturn:
     """Run the cluster's own kubectl: `spotune-testcluster kubectl get nodes`."""
