@@ -122,6 +122,8 @@ writes this page). `spotune --version` prints the version. `--output json` print
 
 | on one machine | |
 |---|---|
+| `spotune init ROWS --model MODEL` | write a job file for rows and a model |
+| `spotune data show\|stats` | a row as the model sees it; how long rows are in tokens |
 | `spotune validate FILE.yaml...` | check files of all kinds: fields, values, what goes together, trials, raw rows |
 | `spotune plan JOB.yaml` | memory, layout, step time and checkpoint interval per number of workers |
 | `spotune simulate TRACE.csv` | goodput, cost and finishing time on a spot trace, for choices of workers and head |
@@ -137,6 +139,7 @@ writes this page). `spotune --version` prints the version. `--output json` print
 |---|---|
 | `spotune doctor` | whether the cluster fits jobs and services, what is missing, and how to mend it |
 | `spotune status [NAME]`, `spotune watch NAME` | the state of jobs and services; one job until it has ended |
+| `spotune fleet` | GPU hours, cost, goodput and waste of all jobs by team |
 | `spotune sweep NAME` | the trials of a FinetuneSweep, the best first; `--report FILE` writes a page |
 | `spotune logs NAME --follow` | logs of a job, drivers and workers of all attempts, or of a service |
 | `spotune events NAME` | Kubernetes Events of a job or service and its pods |

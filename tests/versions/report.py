@@ -48,7 +48,6 @@ The whole suite runs with Kubernetes {default} and the pinned versions of everyt
 Not run yet:
 
 {missing}
-
 Nodes are older than the control plane where the folder of a version builds no kubelet. Kubernetes
 supports nodes that are up to three minors older.
 
@@ -128,7 +127,7 @@ def _fault_rows(records: Sequence[Record]) -> Iterator[tuple[str, ...]]:
 def _table(rows: Iterator[tuple[str, ...]]) -> str:
     heading, *others = rows
     if not others:
-        return "None yet.\n"
+        return "Not run yet.\n"
     lines = [heading, ("---",) * len(heading), *others]
     return "".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |\n" for line in lines)
 
