@@ -71,7 +71,7 @@ _JOBS = (
 )
 _SEEDS = (
     *("seed", "faults", "jobs", "requests", "failed", "other text", "sent again", "longest gap", "recovered after"),
-    *("minutes", "result"),
+    *("minutes", "commit", "result"),
 )
 
 
@@ -103,13 +103,11 @@ def _summary(records: Sequence[ChaosRecord]) -> Iterator[str]:
     faults = sum(record.num_faults for record in records)
     requests = sum(record.service.requests for record in records)
     failed = sum(record.service.failed for record in records)
-    commits = Counter(record.commit for record in records)
-    tested = " and ".join(f"{commit} ({_count(count, 'seed')})" for commit, count in commits.most_common())
     machines = sorted({record.machine for record in records})
     minutes = sum(record.seconds for record in records) / 60
     yield from _wrapped(
         f"**{passed} of {len(records)} seeds passed**, with {_count(injected, 'fault')} of {_used(records)} kinds over "
-        f"{_count(jobs, 'job')}; {failed:,} of {requests:,} requests failed. Commit {tested}. "
+        f"{_count(jobs, 'job')}; {failed:,} of {requests:,} requests failed. "
         f"{' '.join(machines)} {minutes:.0f} minutes in total."
     )
     if injected < faults:
@@ -132,6 +130,7 @@ def _seeds(records: Sequence[ChaosRecord]) -> Iterator[str]:
             f"{service.gap_seconds:.0f} s",
             f"{service.recovered_seconds:.0f} s",
             f"{record.seconds / 60:.1f}",
+            record.commit,
             "passed" if not record.findings else f"**{_count(len(record.findings), 'finding')}**",
         )
     yield ""
@@ -203,7 +202,7 @@ def _mended(records: Sequence[ChaosRecord]) -> Iterator[str]:
         return
     if any(record.findings for record in records):
         yield ""
-    yield "## Found and mended"
+    yield "## Found and fixed"
     yield ""
     for seed, text in found.items():
         yield from _wrapped(f"- Seed {seed}: {text}", indent="  ")
