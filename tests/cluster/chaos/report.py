@@ -18,10 +18,10 @@ code is in [tests/cluster/chaos](../tests/cluster/chaos).
 
 [The fault suite](faults.md) and [that of serving](serving-faults.md) inject one fault at a time.
 Here, training jobs and a service run at once on the same nodes, and meet many faults that overlap.
-A schedule injects 20 faults within two to three minutes for each job, most of them before
-everything has recovered from the one before. What is hit, when and for how long is a pure function
-of the seed and of the numbers of jobs and faults. Seeds draw from decks of all kinds, so
-consecutive seeds hit with every kind before one is repeated.
+A schedule injects 20 or 40 faults in two to five minutes, most of them before everything has
+recovered from the one before. The seed and the numbers of jobs and faults determine what is hit,
+when and for how long. Seeds draw from decks of all kinds, so consecutive seeds hit with every kind
+before one is repeated.
 
 One job, or two at once, train a tiny model on one to three CPU workers each, on a real Kubernetes
 with KubeRay ([the test cluster](../tests/cluster/README.md)), and commit every 10 steps. They have

@@ -66,7 +66,7 @@ def row(page: str, first: str) -> list[str]:
 
 def test_every_seed_has_a_row() -> None:
     page = report([FAILED, PASSED])
-    assert row(page, "2") == ["2", "2 of 3", "2", "1,234", "0", "0", "3", "42 s", "8 s", "6.0", "passed"]
+    assert row(page, "2") == ["2", "2 of 3", "2", "1,234", "0", "0", "3", "42 s", "8 s", "6.0", "`0123`", "passed"]
     assert row(page, "1")[-1] == "**3 findings**"
     summary = " ".join(page.split())
     assert "**1 of 2 seeds passed**, with 4 faults of 2 kinds over 4 jobs; 2 of 2,468 requests failed." in summary
