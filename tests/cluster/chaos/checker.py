@@ -130,12 +130,16 @@ def _weights(evidence: ChaosEvidence) -> Iterator[str]:
 
 def _own_statuses(evidence: ChaosEvidence) -> list[ObservedJob]:
     """The statuses that the operator wrote: without those that a stranger has changed."""
-    return [each for each in evidence.statuses if each.status.get("loss") != LOSS_OF_A_STRANGER]
+    return [each for each in evidence.statuses if _is_own(each)]
+
+
+def _is_own(seen: ObservedJob) -> bool:
+    return bool(seen.status.get("loss") != LOSS_OF_A_STRANGER)
 
 
 def _invariants(evidence: ChaosEvidence) -> Iterator[str]:
     downtime = sorted(evidence.operator_downtime)
-    yield from invariant_violations(_own_statuses(evidence), evidence.intervals, downtime)
+    yield from invariant_violations(evidence.statuses, evidence.intervals, downtime, is_own=_is_own)
 
 
 def _phases(evidence: ChaosEvidence) -> Iterator[str]:

@@ -184,6 +184,23 @@ def test_status_of_a_stranger_that_stays_is_found() -> None:
     assert any("kept what a stranger wrote" in finding for finding in relevant(kept))
 
 
+@pytest.mark.parametrize(("lost", "is_found"), [("True", True), ("False", False)])
+def test_conditions_count_in_a_status_that_a_stranger_has_changed(lost: str, is_found: bool) -> None:
+    """The cluster is lost and back while a stranger's step is shown; or it never was, and the time is wrong."""
+    patched = {"generation": 1, "step": 1, "loss": LOSS_OF_A_STRANGER}
+    history = [
+        status(990.0, "Provisioning", {**NOT_TRAINING, "ClusterReady": "True"}),
+        status(991.0, "Loading", {**NOT_TRAINING, "ClusterReady": lost}, **patched),
+        status(
+            992.0, "Loading", {**NOT_TRAINING, "ClusterReady": "True"}, generation=1, step=2, loss=shown(loss_of(2))
+        ),
+    ]
+    for condition in history[-1].status["conditions"]:
+        condition["lastTransitionTime"] += " again" if condition["type"] == "ClusterReady" else ""
+    found = findings(replace(run(), statuses=history))
+    assert any("ClusterReady: True to True" in finding for finding in found) == is_found, found
+
+
 @pytest.mark.parametrize(("training", "is_found"), [("False", True), ("Unknown", False)])
 def test_unknown_training_denies_no_steps(training: str, is_found: bool) -> None:
     """The head is lost in the second group, whose workers train on for a minute without one."""

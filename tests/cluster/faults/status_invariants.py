@@ -4,7 +4,7 @@
 While no steps are made, the conditions Ready and Training must not be True.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -38,7 +38,11 @@ Times = Sequence[tuple[float, float]]
 
 
 def invariant_violations(
-    history: Sequence[ObservedJob], training_intervals: Sequence[TrainingInterval], operator_downtime: Times = ()
+    history: Sequence[ObservedJob],
+    training_intervals: Sequence[TrainingInterval],
+    operator_downtime: Times = (),
+    *,
+    is_own: Callable[[ObservedJob], bool] = lambda _: True,
 ) -> list[str]:
     """Return a message per status that violates an invariant.
 
@@ -46,14 +50,15 @@ def invariant_violations(
         history: All observed statuses, oldest first.
         training_intervals: The times in which worker groups made steps.
         operator_downtime: The times without an operator; the status cannot change then.
+        is_own: Whether the operator alone wrote a status. Of others, only the conditions count.
     """
-    reported = [seen for seen in history if "phase" in seen.status]
+    written = [seen for seen in history if "phase" in seen.status]
+    reported = [seen for seen in written if is_own(seen)]
     found = [f"{_when(first)}: the first phase" for first in _firsts(reported) if not _may_begin(first)]
-    for before, after in pairwise(reported):
-        if before.uid != after.uid:
-            continue
-        found += [f"{_when(after)}: {sentence}" for sentence in _check_order(before, after)]
-        found += [f"{_when(after)}: {sentence}" for sentence in _check_transition_times(before, after)]
+    for check, statuses in ((_check_order, reported), (_check_transition_times, written)):
+        for before, after in pairwise(statuses):
+            if before.uid == after.uid:
+                found += [f"{_when(after)}: {sentence}" for sentence in check(before, after)]
     for seen in reported:
         found += [f"{_when(seen)}: {sentence}" for sentence in _check_conditions(seen)]
     return [*found, *_check_steps(reported, training_intervals, operator_downtime)]
