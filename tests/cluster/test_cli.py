@@ -30,6 +30,7 @@ from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from spotune_testcluster.waiting import wait_for
 from tests import ROOT
+from tests.cluster.definitions import apply_definitions
 from tests.cluster.operator_install import no_operator
 from tests.cluster.pods import pod, restricted, run_in, wait_until_running
 
@@ -203,8 +204,7 @@ class Stage:
 def stage(cluster: ClusterUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """The stage of all tests of this module. Only they write the status of the job."""
     kubectl = cluster.kubectl
-    kubectl("apply", "--server-side", "--force-conflicts", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
-    kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
+    apply_definitions(kubectl)
     with no_operator(cluster), temporary_namespace(kubectl) as own:
         own("label", "namespace", own.namespace, "pod-security.kubernetes.io/enforce=restricted")
         file = tmp_path_factory.mktemp("user") / "kubeconfig"

@@ -15,6 +15,7 @@ from spotune_client import AsyncClient, Client
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from tests.api.support.job_files import a_job
+from tests.cluster.definitions import apply_definitions
 from tests.cluster.operator_install import no_operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -23,6 +24,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 @pytest.fixture
 def namespace(cluster: ClusterUnderTest) -> Iterator[Kubectl]:
     """A namespace without an operator: the test writes the status."""
+    apply_definitions(cluster.kubectl)
     with no_operator(cluster), temporary_namespace(cluster.kubectl) as kubectl:
         yield kubectl
 

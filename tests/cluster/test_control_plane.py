@@ -9,6 +9,7 @@ import pytest
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from spotune_testcluster.waiting import wait_for
+from tests.cluster.definitions import wait_until_served
 from tests.cluster.pods import as_json, pod
 
 pytestmark = pytest.mark.cluster
@@ -79,7 +80,7 @@ def test_rules_of_a_definition_are_enforced(cluster: ClusterUnderTest, namespace
     }
     cluster.kubectl.apply(definition)
     try:
-        namespace("wait", "--for=condition=Established", f"crd/probes.{group}", "--timeout=20s")
+        wait_until_served(namespace, f"probes.{group}")
         probe = {"apiVersion": f"{group}/v1", "kind": "Probe", "metadata": {"name": "probe"}}
         with pytest.raises(KubectlError, match="minimum must not exceed count"):
             namespace.apply(probe | {"spec": {"minimum": 3, "count": 2}})

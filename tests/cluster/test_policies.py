@@ -17,6 +17,7 @@ from spotune_testcluster.waiting import wait_for
 from tests.api.support.job_files import a_job
 from tests.api.support.sweep_files import a_sweep
 from tests.cluster.chart import NAMESPACE, HelmError, template
+from tests.cluster.definitions import apply_definitions
 from tests.cluster.operator_install import no_operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
@@ -90,6 +91,7 @@ def edited(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def teams(cluster: ClusterUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """A namespace with the rules."""
+    apply_definitions(cluster.kubectl)
     with no_operator(cluster), temporary_namespace(cluster.kubectl) as kubectl:
         found = rendered(tmp_path_factory.mktemp("rules"), kubectl.namespace, **RULES)
         objects = "---\n".join(yaml.safe_dump(each) for each in found)
