@@ -41,10 +41,12 @@ def _without_kuberay(cluster: ClusterUnderTest) -> Iterator[None]:
     apply_definitions(cluster.kubectl)
     cluster.kubectl.apply(_class_of_nobody(STORAGE_CLASS))
     machine.component("stop", "kuberay-operator")
-    with no_operator(cluster):
-        yield
-    machine.component("start", "kuberay-operator")
-    cluster.kubectl("delete", "storageclass", STORAGE_CLASS)
+    try:
+        with no_operator(cluster):
+            yield
+    finally:
+        machine.component("start", "kuberay-operator")
+        cluster.kubectl("delete", "storageclass", STORAGE_CLASS)
 
 
 def _class_of_nobody(name: str) -> Manifest:

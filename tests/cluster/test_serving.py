@@ -145,5 +145,6 @@ def test_suspended_service_has_no_pods(service: RunningService) -> None:
     assert not service.kubectl.get("pods", f"--selector=spotune.dev/service={NAME}")
 
 
-def test_the_operator_has_all_rights_that_it_used(cluster: ClusterUnderTest, service: RunningService) -> None:
-    assert not refused(cluster.machine_for("the audit log").files.audit_log)
+@pytest.mark.usefixtures("service")
+def test_the_operator_has_all_rights_that_it_used(cluster: ClusterUnderTest, operator: Operator) -> None:
+    assert not refused(cluster.machine_for("the audit log").files.audit_log, operator.replaced)

@@ -83,11 +83,13 @@ def _without_hands(cluster: ClusterUnderTest) -> Iterator[None]:
     cluster.kubectl.apply(*(_class_of_nobody(name) for name in classes))
     for component in ("kuberay-operator", "provisioner"):
         machine.component("stop", component)
-    with no_operator(cluster):
-        yield
-    cluster.kubectl("delete", "storageclass", *classes)
-    for component in ("provisioner", "kuberay-operator"):
-        machine.component("start", component)
+    try:
+        with no_operator(cluster):
+            yield
+    finally:
+        for component in ("provisioner", "kuberay-operator"):
+            machine.component("start", component)
+        cluster.kubectl("delete", "storageclass", *classes)
 
 
 def _class_of_nobody(name: str) -> Manifest:
