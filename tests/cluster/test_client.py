@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -47,13 +46,17 @@ def test_a_job_from_apply_to_delete(namespace: Kubectl) -> None:
 
     complete: dict[str, Any] = {"type": "Complete", "status": "True", "reason": "Trained", "message": ""}
     complete |= {"observedGeneration": 1, "lastTransitionTime": "2026-01-02T03:04:05Z"}
-    later = threading.Timer(3, write_status, (namespace, name), {"observedGeneration": 1, "conditions": [complete]})
     write_status(namespace, name, observedGeneration=1, step=7, conditions=[])
-    later.start()
 
     async def follow() -> list[int]:
+        steps = []
         async with AsyncClient(namespace.namespace, kubeconfig=namespace.kubeconfig) as found:
-            return [job.status.step async for job in found.jobs.watch(name)]
+            async for job in found.jobs.watch(name):
+                steps.append(job.status.step)
+                if steps == [7]:  # it is seen before it is overwritten
+                    status = {"observedGeneration": 1, "conditions": [complete]}
+                    await asyncio.to_thread(write_status, namespace, name, **status)
+        return steps
 
     assert asyncio.run(follow()) == [7, 0]
     assert client.jobs.wait(name, timeout=10).outcome == "Complete"
