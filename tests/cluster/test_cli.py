@@ -276,7 +276,15 @@ def test_doctor_names_every_right_that_is_missing(stage: Stage) -> None:
         assert words in check["message"]
 
 
+def _gpus(node: Mapping[str, Any]) -> str:
+    found: str = node["status"]["allocatable"].get("nvidia.com/gpu", "0")
+    return found
+
+
 def test_doctor_of_an_administrator_sees_the_whole_cluster(stage: Stage) -> None:
+    if stage.cluster.machine:  # whose device plugins may have started just now
+        nodes = ("nodes", "n2", "n3")
+        wait_for("the GPUs", 60, lambda: [_gpus(node) for node in stage.kubectl.get(*nodes)] == ["1", "1"])
     admin = ["--kubeconfig", str(stage.kubectl.kubeconfig), "--namespace", stage.kubectl.namespace]
     storage, pull = ["--storage-class", "nothing"], ["--pull", stage.cluster.image]
     words = [SPOTUNE, "doctor", *admin, *storage, *pull, "--output", "json"]
