@@ -23,7 +23,7 @@ from tests.cluster.reconciling import NAME, STORAGE_CLASS, Fault, Kind, World, d
 from tests.cluster.whole_operator import whole_operator
 from tests.operator.support.event_loop import run
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 EVERY = int(os.environ.get("SPOTUNE_TEST_FAULT_EVERY", "16"))
 """Every how many requests a fault is injected, for each kind of fault; 1: at every request."""
@@ -309,13 +309,12 @@ def test_status_that_somebody_has_spoilt_is_written_again(namespace: Kubectl, cr
 def test_a_later_step_of_another_operator_stays_until_the_next_poll(namespace: Kubectl, credentials: Login) -> None:
     async def test(here: World) -> None:
         await live(here, TRAINING)
-        here.is_silent = True
+        await here.fall_silent()
         here.now += 1
         await here.kube.patch(JOBS, *here.key, {"status": {"step": 99}}, "status")
         await here.settle()
         assert (await here.picture())["status"]["step"] == 99
-        here.is_silent = False
-        await asyncio.sleep(0.5)  # many times the interval of polls
+        await here.speak_again()
         await here.settle()
         assert (await here.picture())["status"]["step"] == 10
 
