@@ -19,7 +19,7 @@ from tests.cluster.finetune_jobs import CLAIM, SMALL, Workplace
 from tests.serve.support.exported import export_tiny_model
 
 MODEL_FOLDER = "served"
-SECONDS_TO_SERVE = 300.0
+SECONDS_TO_SERVE = 600.0
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 

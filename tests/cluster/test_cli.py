@@ -34,7 +34,7 @@ from tests.cluster.definitions import apply_definitions
 from tests.cluster.operator_install import no_operator
 from tests.cluster.pods import pod, restricted, run_in, wait_until_running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 
 PAGE = ROOT / "docs" / "how-to" / "from-the-terminal.md"
 SPOTUNE = str(Path(sys.executable).with_name("spotune"))

@@ -17,7 +17,7 @@ from tests.api.support.job_files import a_job
 from tests.cluster.definitions import apply_definitions
 from tests.cluster.operator_install import no_operator
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tests.cluster.chart import CHART, EVERYTHING, PRESETS, HelmError, helm, ren
 from tests.cluster.finetune_jobs import NOWHERE, Workplace
 from tests.cluster.operator_install import DEPLOYMENT, Operator
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 
 def kinds(objects: list[dict[str, Any]]) -> list[str]:

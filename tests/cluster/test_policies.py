@@ -21,7 +21,7 @@ from tests.cluster.chart import NAMESPACE, HelmError, template
 from tests.cluster.definitions import apply_definitions
 from tests.cluster.operator_install import no_operator
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 
 LABEL = "spotune-policies-test"
 RULES: dict[str, Any] = {

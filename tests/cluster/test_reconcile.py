@@ -23,7 +23,7 @@ from tests.cluster.reconciling import NAME, STORAGE_CLASS, Fault, Kind, World, d
 from tests.cluster.whole_operator import whole_operator
 from tests.operator.support.event_loop import run
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 EVERY = int(os.environ.get("SPOTUNE_TEST_FAULT_EVERY", "16"))
 """Every how many requests a fault is injected, for each kind of fault; 1: at every request."""

@@ -22,7 +22,7 @@ from tests.cluster.operator_install import Operator
 from tests.cluster.rights import refused
 from tests.serve.support.openai_streams import assert_streams_survive, streams_during, undisturbed_streams
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NAME = "answers"
 

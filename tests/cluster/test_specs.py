@@ -34,7 +34,7 @@ from tests.cluster.whole_operator import WholeOperator, whole_operator
 from tests.operator.support.event_loop import run
 from tests.operator.support.generated_specs import KINDS, Spec, generated
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.cluster
 
 PLURALS = {resource.kind: resource.plural for resource in CUSTOM_RESOURCES}
 NUMBER = int(os.environ.get("SPOTUNE_TEST_SPECS", "300"))

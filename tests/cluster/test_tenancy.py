@@ -13,7 +13,7 @@ from spotune_testcluster.waiting import wait_for
 from tests.api.support.job_files import a_job
 from tests.cluster.pods import pod, run_in, wait_until_running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.cluster
 
 PORT = 8265
 """Of Ray's dashboard, whose Jobs API runs what it is sent."""
