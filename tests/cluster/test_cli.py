@@ -134,9 +134,10 @@ class Stage:
         return done.stdout if code == 0 else done.stdout + done.stderr
 
     @contextmanager
-    def started(self, command: str, *words: str) -> Iterator[Running]:
-        """A running command, which is killed at the end of the block."""
-        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    def started(self, command: str, *words: str, notices: bool = True) -> Iterator[Running]:
+        """A running command, which is killed at the end of the block; its output, with or without its notices."""
+        errors = subprocess.STDOUT if notices else subprocess.DEVNULL
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": errors, "text": True}
         with subprocess.Popen(self.words(command, *words), **pipes) as process:
             try:
                 yield Running(process)
@@ -365,7 +366,8 @@ def test_logs_and_report_of_a_job_without_a_head_come_from_the_volume_by_a_pod_t
 
 def test_followed_logs_go_on_through_the_loss_of_the_head_without_a_line_twice_or_lost(stage: Stage) -> None:
     stage.say(("Training", "True", "steps are made"), phase="Training", pinned=_pinned(stage))
-    with stage.head("head-1"), stage.started("logs", JOB, "--follow") as following:
+    # It says that it waits if the next head takes longer to start than the connection to the lost one to end.
+    with stage.head("head-1"), stage.started("logs", JOB, "--follow", notices=False) as following:
         said = [following.line() for _ in TOLD]
         stage.append("head-1", *(f"before {number}" for number in range(50)))
         said += [following.line() for _ in range(50)]
@@ -390,7 +392,7 @@ def test_tensorboard_is_served_here_and_its_pod_goes_with_ctrl_c(stage: Stage) -
     with stage.started("tensorboard", JOB, "--port", "0") as board:
         url = wait_for("TensorBoard's URL", 100, lambda: re.search(r"http://127\S+", board.line()))[0]
         assert _json_of(f"{url}data/environment")["data_location"] == f"{stage.resolved.directory}/logs/tensorboard"
-        wait_for("the run", 30, lambda: "." in _json_of(f"{url}data/runs"), every=1)
+        wait_for("the run", 120, lambda: "." in _json_of(f"{url}data/runs"), every=1)
         assert len(stage.readers()) == 1
         board.interrupt()
         assert board.ended()[0] == 0

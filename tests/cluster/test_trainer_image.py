@@ -48,7 +48,7 @@ def test_bytecode_is_valid_in_pods(cluster: ClusterUnderTest, namespace: Kubectl
 
 def test_nodes_hold_no_copy_of_the_environment(cluster: ClusterUnderTest) -> None:
     disk = cluster.machine_for("a look at the nodes' disks").files.node("n2").root
-    du = ["du", "--summarize", "--bytes", disk]
+    du = ["du", "--summarize", "--bytes", str(disk)]
     used = subprocess.run(du, capture_output=True, text=True, check=False).stdout  # it fails if a file goes meanwhile
     assert 0 < int(used.split()[0]) < BYTES_OF_A_NODE
 
