@@ -319,25 +319,12 @@ class World:
         supervisor = {"job": job, "state": state, "message": "", "preflight": {"passed": passed, "checks": []}}
         self.answer = {"phase": phase, "supervisor": supervisor, **content}
 
-    async def fall_silent(self) -> None:
-        """Let the supervisor respond with errors only, and wait until the operator has heard one."""
-        self.is_silent = True
-        await self._wait_for_poll(fails=True)
-
-    async def speak_again(self) -> None:
-        """Let a silent supervisor respond, and wait until the operator has heard it."""
-        self.is_silent = False
-        await self._wait_for_poll(fails=False)
-
-    async def _wait_for_poll(self, *, fails: bool) -> None:
-        """Wait until the last poll of the running operator has failed, or has not."""
+    async def set_silent(self, silent: bool) -> None:
+        """Let the supervisor respond with errors only, or not any more, and wait until the operator has heard it."""
         assert self._running is not None
-        ip = str(urlsplit(self.server.url).hostname)
+        self.is_silent, poller, ip = silent, self._running.poller, str(urlsplit(self.server.url).hostname)
         async with asyncio.timeout(20):
-            while True:
-                poll = self._running.poller.set_target(self.key, ip)
-                if poll is not None and (poll.failing_since is not None) == fails:
-                    return
+            while (poll := poller.set_target(self.key, ip)) is None or bool(poll.error) != silent:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def supervise(self, request: web.Request) -> web.StreamResponse:

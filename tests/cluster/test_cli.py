@@ -204,16 +204,14 @@ class Stage:
 @pytest.fixture(scope="module")
 def stage(cluster: ClusterUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """The stage of all tests of this module. Only they write the status of the job."""
-    kubectl = cluster.kubectl
-    apply_definitions(kubectl)
-    with no_operator(cluster), temporary_namespace(kubectl) as own:
+    apply_definitions(cluster.kubectl)
+    with no_operator(cluster), temporary_namespace(cluster.kubectl) as own:
         own("label", "namespace", own.namespace, "pod-security.kubernetes.io/enforce=restricted")
         file = tmp_path_factory.mktemp("user") / "kubeconfig"
         file.write_text(yaml.safe_dump(_user(own)))
         resolved = _resolved(cluster, own.namespace)
         found = Stage(cluster, own, resolved, file)
-        content = resolved.job.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        own.apply(content, volume_claim(resolved) or {})
+        own.apply(resolved.job.model_dump(mode="json", by_alias=True, exclude_unset=True), volume_claim(resolved) or {})
         found.make_folder()
         yield found
 
@@ -277,19 +275,13 @@ def test_doctor_names_every_right_that_is_missing(stage: Stage) -> None:
         assert words in check["message"]
 
 
-def _gpus(node: Mapping[str, Any]) -> str:
-    found: str = node["status"]["allocatable"].get("nvidia.com/gpu", "0")
-    return found
-
-
 def test_doctor_of_an_administrator_sees_the_whole_cluster(stage: Stage) -> None:
     if stage.cluster.machine:  # whose device plugins may have started just now
-        nodes = ("nodes", "n2", "n3")
-        wait_for("the GPUs", 60, lambda: [_gpus(node) for node in stage.kubectl.get(*nodes)] == ["1", "1"])
+        gpus = r"--output=jsonpath={.items[*].status.allocatable.nvidia\.com/gpu}"
+        wait_for("the GPUs", 60, lambda: stage.kubectl("get", "nodes", gpus).split() == ["1", "1"])
     admin = ["--kubeconfig", str(stage.kubectl.kubeconfig), "--namespace", stage.kubectl.namespace]
-    storage, pull = ["--storage-class", "nothing"], ["--pull", stage.cluster.image]
-    words = [SPOTUNE, "doctor", *admin, *storage, *pull, "--output", "json"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    options = ["--storage-class", "nothing", "--pull", stage.cluster.image, "--output", "json"]
+    done = subprocess.run([SPOTUNE, "doctor", *admin, *options], capture_output=True, text=True, check=False)
     checks = _checks(done.stdout)
     assert checks["storage"]["message"].startswith("there is no storage class nothing; existing classes: ")
     assert (checks["image"]["verdict"], done.returncode) == ("passed", 10), done.stdout

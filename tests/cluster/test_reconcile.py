@@ -309,12 +309,12 @@ def test_status_that_somebody_has_spoilt_is_written_again(namespace: Kubectl, cr
 def test_a_later_step_of_another_operator_stays_until_the_next_poll(namespace: Kubectl, credentials: Login) -> None:
     async def test(here: World) -> None:
         await live(here, TRAINING)
-        await here.fall_silent()
+        await here.set_silent(True)
         here.now += 1
         await here.kube.patch(JOBS, *here.key, {"status": {"step": 99}}, "status")
         await here.settle()
         assert (await here.picture())["status"]["step"] == 99
-        await here.speak_again()
+        await here.set_silent(False)
         await here.settle()
         assert (await here.picture())["status"]["step"] == 10
 
