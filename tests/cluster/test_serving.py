@@ -45,7 +45,7 @@ def client(service: RunningService) -> Iterator[OpenAI]:
 
 
 def test_status_tells_what_is_served(service: RunningService) -> None:
-    status = service.status()
+    status = service.wait_until_ready(replicas=2)
     assert status["phase"] == "Serving"
     assert status["replicas"] == "2/2"
     assert status["url"] == f"http://spotunems-{NAME}.{service.kubectl.namespace}.svc"
