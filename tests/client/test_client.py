@@ -149,7 +149,9 @@ def test_the_asynchronous_client_does_the_same(served: tuple[Store, Path]) -> No
     assert (steps[-1], ended) == (3, "Complete")
 
 
-def test_a_cancelled_wait_leaves_no_thread_behind(served: tuple[Store, Path]) -> None:
+def test_a_cancelled_wait_leaves_no_thread_behind(served: tuple[Store, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pause = 60.0
+    monkeypatch.setattr("spotune_client.waiting.POLL_SECONDS", pause)
     served[0].put(JOB, finetune_job())
 
     async def run() -> int:
@@ -158,16 +160,16 @@ def test_a_cancelled_wait_leaves_no_thread_behind(served: tuple[Store, Path]) ->
         await anext(watch)
         waiting = asyncio.create_task(client.jobs.wait("t5-sql"))
         rest = asyncio.ensure_future(anext(watch))
-        await asyncio.sleep(0.3)
+        while len(served[0].requests) < 2:  # noqa: ASYNC110 - the other one follows after a pause
+            await asyncio.sleep(0.01)
         for task in (waiting, rest):
             task.cancel()
         await asyncio.gather(waiting, rest, return_exceptions=True)
-        await asyncio.sleep(0.3)
         return len(served[0].requests)
 
     start = time.monotonic()
     before = asyncio.run(run())
-    assert time.monotonic() - start < 2  # the pause of a poll
+    assert time.monotonic() - start < pause
     assert len(served[0].requests) == before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
 

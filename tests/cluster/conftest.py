@@ -13,6 +13,16 @@ from tests.cluster.finetune_jobs import INPUTS, WORKERS, RunArtifacts, Workplace
 from tests.cluster.operator_install import Operator
 from tests.trainer.support.runs import Layout, train_generation
 
+SECONDS = 900
+"""Time limit of a test on the cluster without one of its own: the first test starts the cluster."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests on the cluster a time limit that allows for its start."""
+    for item in items:
+        if "cluster" in getattr(item, "fixturenames", ()) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS))
+
 
 @pytest.fixture(scope="session")
 def operator(cluster: ClusterUnderTest) -> Iterator[Operator]:

@@ -42,8 +42,12 @@ def wait_for_restart(kubectl: Kubectl, pod: dict[str, Any], container: str) -> N
 
 @contextmanager
 def follow_log(kubectl: Kubectl, pod: dict[str, Any], container: str, file: Path) -> Iterator[None]:
-    """Write a container's log to a file. After the block, in which the pod ends, the file has all of it."""
+    """Write the log of a container that has printed something to a file.
+
+    After the block, in which the pod ends, the file has all of it.
+    """
     command = kubectl.command("logs", "--follow", pod["metadata"]["name"], f"--container={container}")
     with file.open("w") as log, subprocess.Popen(command, stdout=log) as process:
+        wait_for(f"the log of {container}", 60, lambda: file.stat().st_size > 0)
         yield
         process.wait(timeout=120)

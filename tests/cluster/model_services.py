@@ -13,13 +13,14 @@ from openai import OpenAI
 
 from spotune_operator.children.ports import DASHBOARD
 from spotune_testcluster import network
+from spotune_testcluster.errors import DidNotStartError
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.finetune_jobs import CLAIM, SMALL, Workplace
 from tests.serve.support.exported import export_tiny_model
 
 MODEL_FOLDER = "served"
-SECONDS_TO_SERVE = 300.0
+SECONDS_TO_SERVE = 600.0
 _FORWARDING = re.compile(r"Forwarding from 127\.0\.0\.1:(\d+)")
 
 
@@ -50,16 +51,19 @@ class RunningService:
         found = [condition for condition in self.status().get("conditions", []) if condition["type"] == kind]
         return found[0] if found else {}
 
-    def wait_until_ready(self, replicas: int) -> None:
-        """Wait until the endpoint answers with this number of ready replicas."""
+    def wait_until_ready(self, replicas: int) -> dict[str, Any]:
+        """Wait until the endpoint answers with this number of ready replicas; returns the status that says so."""
 
-        def is_ready() -> bool:
-            return self.condition("Ready").get("status") == "True" and self.status()["readyReplicas"] == replicas
+        def ready() -> dict[str, Any] | None:
+            status = self.status()
+            states = {condition["type"]: condition["status"] for condition in status.get("conditions", [])}
+            return status if states.get("Ready") == "True" and status["readyReplicas"] == replicas else None
 
         try:
-            wait_for(f"ModelService {self.name} with {replicas} replicas", SECONDS_TO_SERVE, is_ready, every=1)
-        except AssertionError as error:
-            raise AssertionError(f"{error}; status: {self.status()}") from error
+            return wait_for(f"ModelService {self.name} with {replicas} replicas", SECONDS_TO_SERVE, ready, every=1)
+        except DidNotStartError as error:
+            error.add_note(f"its status was: {self.status()}")
+            raise
 
     def pods(self, component: str) -> list[dict[str, Any]]:
         """Its pods of a component that are not being deleted."""

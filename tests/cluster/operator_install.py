@@ -1,9 +1,10 @@
 """The operator as a user installs it, by the chart as a Deployment in spotune-system, and faults of it."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from spotune_testcluster.kubectl import Kubectl
@@ -26,10 +27,12 @@ class Operator:
     Attributes:
         cluster: The cluster.
         kubectl: kubectl in the namespace of the operator.
+        replaced: Pods of earlier releases, with the time since which their rights may be gone.
     """
 
     cluster: ClusterUnderTest
     kubectl: Kubectl
+    replaced: dict[str, float] = field(default_factory=dict, compare=False)
 
     def pods(self) -> list[dict[str, Any]]:
         """Its pods that are not being deleted."""
@@ -100,7 +103,19 @@ class Operator:
 
     def install(self, *values: str) -> None:
         """Install the operator, or upgrade it to other values. It runs in the trainer image, which contains it."""
+        self._note_end_of_rights()
         chart.install(self.kubectl, self.cluster.image, *values)
+        for pod in self.pods():  # new, or the same as before
+            self.replaced.pop(pod["metadata"]["name"], None)
+
+    def uninstall(self) -> None:
+        """Uninstall the operator; does not wait until its pod is gone."""
+        self._note_end_of_rights()
+        chart.uninstall(self.kubectl)
+
+    def _note_end_of_rights(self) -> None:
+        """Helm changes the roles before the Deployment: a pod may still send a request that its new role forbids."""
+        self.replaced.update(dict.fromkeys((pod["metadata"]["name"] for pod in self.pods()), time.time()))
 
     def roll_back(self) -> None:
         """Roll back to the previous release."""
@@ -127,7 +142,7 @@ def installed(cluster: ClusterUnderTest) -> Iterator[Operator]:
     try:
         yield operator
     finally:
-        chart.uninstall(operator.kubectl)
+        operator.uninstall()
 
 
 @contextmanager
@@ -138,9 +153,11 @@ def no_operator(cluster: ClusterUnderTest) -> Iterator[None]:
     operator = Operator(cluster, kubectl)
     if is_there:
         operator.stop()
-    yield
-    if is_there:
-        operator.start()
+    try:
+        yield
+    finally:
+        if is_there:
+            operator.start()
 
 
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}

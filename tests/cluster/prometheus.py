@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from spotune_testcluster.kubectl import Kubectl
+from tests.cluster.definitions import wait_until_served
 
 _GROUP = "monitoring.coreos.com"
 
@@ -14,9 +15,11 @@ def known(kubectl: Kubectl, *kinds: str) -> Iterator[None]:
     """Until the block ends, the API server has kinds such as `PodMonitor`."""
     definitions = [f"{kind.lower()}s.{_GROUP}" for kind in kinds]
     kubectl.apply(*map(_definition, kinds))
-    kubectl("wait", "--for=condition=Established", *(f"crd/{name}" for name in definitions))
-    yield
-    kubectl("delete", "crd", *definitions)
+    try:
+        wait_until_served(kubectl, *definitions)
+        yield
+    finally:
+        kubectl("delete", "crd", *definitions)
 
 
 def _definition(kind: str) -> dict[str, Any]:

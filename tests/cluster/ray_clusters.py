@@ -152,7 +152,7 @@ class RayCluster:
         """Submit a job; returns status and text of the response."""
         return self.ask("POST", "/api/jobs/", {"entrypoint": entrypoint, "submission_id": submission_id})
 
-    def wait_for_job(self, submission_id: str, seconds: float = 90) -> str:
+    def wait_for_job(self, submission_id: str, seconds: float = 240) -> str:
         """Wait until a job has ended; returns its status (SUCCEEDED, FAILED or STOPPED)."""
 
         def ended() -> str | None:

@@ -319,6 +319,14 @@ class World:
         supervisor = {"job": job, "state": state, "message": "", "preflight": {"passed": passed, "checks": []}}
         self.answer = {"phase": phase, "supervisor": supervisor, **content}
 
+    async def set_silent(self, silent: bool) -> None:
+        """Let the supervisor respond with errors only, or not any more, and wait until the operator has heard it."""
+        assert self._running is not None
+        self.is_silent, poller, ip = silent, self._running.poller, str(urlsplit(self.server.url).hostname)
+        async with asyncio.timeout(20):
+            while (poll := poller.set_target(self.key, ip)) is None or bool(poll.error) != silent:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+
     async def supervise(self, request: web.Request) -> web.StreamResponse:
         """Respond as a supervisor that stops immediately after `POST /stop`."""
         if self.is_silent:

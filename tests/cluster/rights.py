@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,14 +57,30 @@ def used(log: Path) -> set[Right]:
     return {right for event in _events(log) for right in _rights(event)}
 
 
-def refused(log: Path) -> list[str]:
-    """Requests of the operator for which it has no right."""
+def refused(log: Path, replaced: Mapping[str, float]) -> list[str]:
+    """Requests of the operator for which it has no right.
+
+    Args:
+        log: The audit log.
+        replaced: Pods of the operator by name, with the time since which their requests do not count.
+    """
     return [
         f"{event['verb']} {event['requestURI']}"
         for event in _events(log)
         # Admission returns 403 as well: a quota, or a namespace that is being deleted.
         if event.get("annotations", {}).get("authorization.k8s.io/decision") == "forbid"
+        and _time(event) < replaced.get(_pod(event), math.inf)
     ]
+
+
+def _time(event: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(event["requestReceivedTimestamp"]).timestamp()
+
+
+def _pod(event: Mapping[str, Any]) -> str:
+    """Name of the pod whose token a request had."""
+    names: list[str] = event["user"].get("extra", {}).get("authentication.kubernetes.io/pod-name", [""])
+    return names[0]
 
 
 def _events(log: Path) -> Iterable[dict[str, Any]]:

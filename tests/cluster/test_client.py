@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,14 +14,16 @@ from spotune_client import AsyncClient, Client
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from tests.api.support.job_files import a_job
+from tests.cluster.definitions import apply_definitions
 from tests.cluster.operator_install import no_operator
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
 def namespace(cluster: ClusterUnderTest) -> Iterator[Kubectl]:
     """A namespace without an operator: the test writes the status."""
+    apply_definitions(cluster.kubectl)
     with no_operator(cluster), temporary_namespace(cluster.kubectl) as kubectl:
         yield kubectl
 
@@ -45,13 +46,17 @@ def test_a_job_from_apply_to_delete(namespace: Kubectl) -> None:
 
     complete: dict[str, Any] = {"type": "Complete", "status": "True", "reason": "Trained", "message": ""}
     complete |= {"observedGeneration": 1, "lastTransitionTime": "2026-01-02T03:04:05Z"}
-    later = threading.Timer(3, write_status, (namespace, name), {"observedGeneration": 1, "conditions": [complete]})
     write_status(namespace, name, observedGeneration=1, step=7, conditions=[])
-    later.start()
 
     async def follow() -> list[int]:
+        steps = []
         async with AsyncClient(namespace.namespace, kubeconfig=namespace.kubeconfig) as found:
-            return [job.status.step async for job in found.jobs.watch(name)]
+            async for job in found.jobs.watch(name):
+                steps.append(job.status.step)
+                if steps == [7]:  # it is seen before it is overwritten
+                    status = {"observedGeneration": 1, "conditions": [complete]}
+                    await asyncio.to_thread(write_status, namespace, name, **status)
+        return steps
 
     assert asyncio.run(follow()) == [7, 0]
     assert client.jobs.wait(name, timeout=10).outcome == "Complete"

@@ -9,6 +9,7 @@ import pytest
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault
 from spotune_testcluster.waiting import wait_for
+from tests.cluster.definitions import wait_until_served
 from tests.cluster.pods import as_json, pod
 
 pytestmark = pytest.mark.cluster
@@ -37,7 +38,8 @@ def test_service_account_may_do_what_its_role_says(namespace: Kubectl) -> None:
 
 def test_quota_refuses_what_is_over_it(namespace: Kubectl) -> None:
     namespace("create", "quota", "few", "--hard=configmaps=2")  # one exists already: the cluster's root certificate
-    wait_for("the quota's count", 20, lambda: namespace.get("quota", "few")["status"].get("used"))
+    counted = {"configmaps": "1"}
+    wait_for("the quota's count", 60, lambda: namespace.get("quota", "few")["status"].get("used") == counted)
     namespace.apply(_config_map("first"))
     with pytest.raises(KubectlError, match="exceeded quota"):
         namespace.apply(_config_map("second"))
@@ -79,7 +81,7 @@ def test_rules_of_a_definition_are_enforced(cluster: ClusterUnderTest, namespace
     }
     cluster.kubectl.apply(definition)
     try:
-        namespace("wait", "--for=condition=Established", f"crd/probes.{group}", "--timeout=20s")
+        wait_until_served(namespace, f"probes.{group}")
         probe = {"apiVersion": f"{group}/v1", "kind": "Probe", "metadata": {"name": "probe"}}
         with pytest.raises(KubectlError, match="minimum must not exceed count"):
             namespace.apply(probe | {"spec": {"minimum": 3, "count": 2}})
@@ -100,8 +102,9 @@ def test_audit_log_says_who_asked_for_what(cluster: ClusterUnderTest, namespace:
 
 
 def test_pods_reach_the_api_server_and_each_other_by_name(cluster: ClusterUnderTest, namespace: Kubectl) -> None:
-    script = "getent hosts kubernetes.default.svc.cluster.local && curl -sk https://kubernetes.default.svc/version"
-    namespace.apply(pod("asks", cluster.image, ("bash", "-c", script)))
+    """The node of the pod may have started just now, without its rules for Services yet."""
+    asks = "getent hosts kubernetes.default.svc.cluster.local && curl -sk https://kubernetes.default.svc/version"
+    namespace.apply(pod("asks", cluster.image, ("bash", "-c", f"until {asks}; do sleep 1; done")))
     wait_for(
         "the answer", 120, lambda: "gitVersion" in namespace("logs", "asks") or None if _ended(namespace) else None
     )

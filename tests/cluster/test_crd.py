@@ -17,6 +17,7 @@ from tests.api.job.test_code_source import REFUSED_CODE
 from tests.api.job.test_training_function import REFUSED
 from tests.api.job_file.test_broken_job_values import BROKEN
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
+from tests.cluster.definitions import apply_definitions, explained
 
 pytestmark = pytest.mark.cluster
 
@@ -43,8 +44,7 @@ NAMED_OTHERWISE = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _definition(cluster: ClusterUnderTest) -> None:
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
+    apply_definitions(cluster.kubectl)
 
 
 @pytest.fixture
@@ -281,7 +281,7 @@ def test_get_shows_how_far_it_is(trained: Kubectl) -> None:
 
 
 def test_explain_reads_like_documentation(cluster: ClusterUnderTest) -> None:
-    shown = " ".join(cluster.kubectl("explain", "finetunejob.spec.training").split())
+    shown = explained(cluster.kubectl, "finetunejob.spec.training")
     assert "Names follow Hugging Face TrainingArguments" in shown
     assert "epochs <integer> Passes over the training data. Set this, maxSteps, or both." in shown
     assert "enum: linear, cosine" in shown

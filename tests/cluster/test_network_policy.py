@@ -45,12 +45,12 @@ def test_policy_blocks_all_but_whom_it_names(cluster: ClusterUnderTest, namespac
     wait_until_running(namespace, "server", "friend", *clients)
     address = namespace.get("pod", "server")["status"]["podIP"]
     for client in ("friend", *clients):
-        wait_for(f"{client} reaching the server", 20, lambda client=client: _reaches(namespace, client, address))  # type: ignore[misc]
+        wait_for(f"{client} reaching the server", 60, lambda client=client: _reaches(namespace, client, address))  # type: ignore[misc]
 
     namespace.apply(ONLY_FRIENDS)
     for client in clients:
-        wait_for(f"{client} being blocked", 30, lambda client=client: not _reaches(namespace, client, address))  # type: ignore[misc]
-    assert _reaches(namespace, "friend", address)
+        wait_for(f"{client} being blocked", 60, lambda client=client: not _reaches(namespace, client, address))  # type: ignore[misc]
+    wait_for("the friend reaching the server", 30, lambda: _reaches(namespace, "friend", address))
 
 
 LISTEN = """

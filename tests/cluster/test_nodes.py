@@ -1,5 +1,8 @@
 """Nodes of the test cluster: their objects in Kubernetes, and effects of a crash, a reclaim and a network cut."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 
 from spotune_testcluster.kubectl import Kubectl
@@ -10,13 +13,22 @@ from tests.cluster.pods import claim, pod, run_in, wait_until_running
 pytestmark = pytest.mark.cluster
 
 
+def _settled(cluster: ClusterUnderTest, name: str) -> dict[str, Any] | None:
+    """The node; None as long as the control plane keeps pods off it, as it does for some seconds after its start."""
+    node: dict[str, Any] = cluster.kubectl.get("node", name)
+    taints = [taint["key"] for taint in node["spec"].get("taints", [])]
+    return None if any(key.startswith("node.kubernetes.io/") for key in taints) else node
+
+
 def _ready(cluster: ClusterUnderTest, node: str) -> str:
     return conditions(cluster.kubectl.get("node", node))["Ready"]
 
 
 def test_spot_nodes_carry_the_providers_labels_and_taints(cluster: ClusterUnderTest) -> None:
     cluster.machine_for("a pool of pretended spot nodes")
-    on_demand, spot = (cluster.kubectl.get("node", name) for name in ("n1", "n2"))
+    on_demand, spot = (
+        wait_for(f"{name} without taints of Kubernetes", 60, partial(_settled, cluster, name)) for name in ("n1", "n2")
+    )
     assert spot["spec"]["providerID"].startswith("azure://")
     assert spot["metadata"]["labels"]["kubernetes.azure.com/scalesetpriority"] == "spot"
     assert "kubernetes.azure.com/scalesetpriority" not in on_demand["metadata"]["labels"]
@@ -50,7 +62,8 @@ def test_stopped_node_gives_its_containers_notice(cluster: ClusterUnderTest, nam
     witness = pod("witness", cluster.image, node=cluster.nodes[0], claims={"/data": "data"})
     namespace.apply(claim("data", "300Mi", cluster.storage_class), told, witness)
     wait_until_running(namespace, "told", "witness")
-    wait_for("the container", 10, lambda: run_in(namespace, "witness", "cat", "/data/said") == "up\n")
+    said = ("bash", "-c", "cat /data/said || true")
+    wait_for("the container", 60, lambda: run_in(namespace, "witness", *said) == "up\n")
     fault.stop_node("n3", 10)
     assert run_in(namespace, "witness", "cat", "/data/said") == "told\n"
 
@@ -97,7 +110,7 @@ def test_pods_of_a_cut_service_are_reached_by_nobody(
     fault.cut(f"{namespace.namespace}/served")
     assert [reached(client) for client in clients] == [False, False]
     fault.restore(f"{namespace.namespace}/served")
-    assert [reached(client) for client in clients] == [True, True]
+    wait_for("both clients again", 30, lambda: all(reached(client) for client in clients), every=0.5)
 
 
 def _restarts(kubectl: Kubectl) -> int:

@@ -201,10 +201,12 @@ def test_release_that_goes_leaves_definition_jobs_and_volumes(operator: Operator
     with workplace.running(workplace.manifest("left", head=NOWHERE, storage=own)) as job:
         wait_for("its cluster", 60, lambda: job.kubectl("get", "raycluster", "spotune-left", "--ignore-not-found"))
         before = _uids(job.kubectl)
-        chart.uninstall(operator.kubectl)
-        wait_for("the end of the operator", 60, lambda: not operator.pods(), every=0.3)
-        assert _uids(job.kubectl) == before
-        operator.install()
+        try:
+            operator.uninstall()
+            wait_for("the end of the operator", 60, lambda: not operator.pods(), every=0.3)
+            assert _uids(job.kubectl) == before
+        finally:
+            operator.install()
         assert _uids(job.kubectl) == before
 
 

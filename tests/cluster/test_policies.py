@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from spotune_testcluster.waiting import wait_for
 from tests.api.support.job_files import a_job
 from tests.api.support.sweep_files import a_sweep
 from tests.cluster.chart import NAMESPACE, HelmError, template
+from tests.cluster.definitions import apply_definitions
 from tests.cluster.operator_install import no_operator
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.cluster
 
 LABEL = "spotune-policies-test"
 RULES: dict[str, Any] = {
@@ -69,6 +71,14 @@ def good_job() -> dict[str, Any]:
     return manifest(job)
 
 
+def good_sweep() -> dict[str, Any]:
+    """A sweep that keeps all rules: eight workers at most at a time."""
+    sweep = manifest(a_sweep())
+    sweep["spec"]["template"]["spec"] |= {key: good_job()["spec"][key] for key in ("workers", "cluster")}
+    sweep["spec"] |= {"maxConcurrent": 2, "budget": {"maxGpuHours": 60}}
+    return sweep
+
+
 def manifest(found: Any) -> dict[str, Any]:
     """The manifest of a model, without a namespace."""
     content: dict[str, Any] = found.model_dump(mode="json", exclude_unset=True)
@@ -90,6 +100,7 @@ def edited(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def teams(cluster: ClusterUnderTest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubectl]:
     """A namespace with the rules."""
+    apply_definitions(cluster.kubectl)
     with no_operator(cluster), temporary_namespace(cluster.kubectl) as kubectl:
         found = rendered(tmp_path_factory.mktemp("rules"), kubectl.namespace, **RULES)
         objects = "---\n".join(yaml.safe_dump(each) for each in found)
@@ -99,14 +110,16 @@ def teams(cluster: ClusterUnderTest, tmp_path_factory: pytest.TempPathFactory) -
         kubectl("apply", "--filename=-", stdin=json.dumps(old))  # from before the rules
         cluster.kubectl("apply", "--filename=-", stdin=objects)
         try:
-            wait_for(
-                "the rules",
-                60,
-                lambda: "not allowed" in refusal(kubectl, edited(good_job(), "cluster.image", "evil/x")),
-            )
+            wrong_job, wrong_sweep = edited(good_job(), "workers.count", 9), edited(good_sweep(), "maxConcurrent", 3)
+            for what, wrong in (("jobs", wrong_job), ("sweeps", wrong_sweep)):  # each kind has a policy of its own
+                wait_for(f"the rules of {what}", 60, partial(_is_refused, kubectl, wrong))
             yield kubectl
         finally:
             cluster.kubectl("delete", "--ignore-not-found", "--filename=-", stdin=objects)
+
+
+def _is_refused(kubectl: Kubectl, wrong: dict[str, Any]) -> bool:
+    return "at most 8" in refusal(kubectl, wrong)
 
 
 def refusal(kubectl: Kubectl, found: dict[str, Any]) -> str:
@@ -142,9 +155,7 @@ def test_a_job_is_refused_by_the_name_of_the_field(teams: Kubectl, path: str, va
 
 
 def test_sweeps_are_bounded_as_a_whole(teams: Kubectl) -> None:
-    sweep = manifest(a_sweep())
-    sweep["spec"]["template"]["spec"] |= {key: good_job()["spec"][key] for key in ("workers", "cluster")}
-    sweep["spec"] |= {"maxConcurrent": 2, "budget": {"maxGpuHours": 60}}
+    sweep = good_sweep()
     assert refusal(teams, sweep) == ""
     assert "spec.template.spec.workers.count: at most 8" in refusal(teams, edited(sweep, "maxConcurrent", 3))
     assert "spec.budget.maxGpuHours: set a limit" in refusal(teams, edited(sweep, "budget", {}))

@@ -116,7 +116,7 @@ def test_graceful_deletion_of_a_busy_worker_tells_every_rank_its_deadline(ray: R
     script = json.dumps(PREEMPTION_PROBE)
     assert ray.submit(f"env RAY_DEDUP_LOGS=0 python -c 'exec({script})'", "preempted")[0] == 200
     ranks = {"0", "1"}
-    wait_for("both ranks", 90, lambda: set(_said(ray, r"rank (\d) runs()")) == ranks, every=0.5)
+    wait_for("both ranks", 240, lambda: set(_said(ray, r"rank (\d) runs()")) == ranks, every=0.5)
     ray.kubectl("delete", "pod", ray.workers()[0]["metadata"]["name"], "--wait=false")
     told = r"rank (\d) told (\S+)"
     wait_for("the notice on both", DRAIN_SECONDS, lambda: set(_said(ray, told)) == ranks, every=0.3)

@@ -16,7 +16,7 @@ from spotune_operator.kube.client import CHILDREN, JOBS, RAY_CLUSTERS, Login, Ma
 from spotune_operator.main import login
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
-from tests import ROOT
+from tests.cluster.definitions import apply_definitions
 from tests.cluster.job_lives import LIFE, TRAINING, live
 from tests.cluster.operator_install import no_operator
 from tests.cluster.reconciling import NAME, STORAGE_CLASS, Fault, Kind, World, differences, listed, world
@@ -25,7 +25,6 @@ from tests.operator.support.event_loop import run
 
 pytestmark = pytest.mark.cluster
 
-CRD = ROOT / "manifests" / "crd.yaml"
 EVERY = int(os.environ.get("SPOTUNE_TEST_FAULT_EVERY", "16"))
 """Every how many requests a fault is injected, for each kind of fault; 1: at every request."""
 KINDS: tuple[Kind, ...] = ("crash", "lost", "cut")
@@ -39,14 +38,15 @@ IDLE_SECONDS = 60.0
 def _without_kuberay(cluster: ClusterUnderTest) -> Iterator[None]:
     """The definition, a storage class without a provisioner, no KubeRay (it would create pods), no other operator."""
     machine = cluster.machine_for("stopping KubeRay")
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/finetunejobs.spotune.dev", "--timeout=20s")
+    apply_definitions(cluster.kubectl)
     cluster.kubectl.apply(_class_of_nobody(STORAGE_CLASS))
     machine.component("stop", "kuberay-operator")
-    with no_operator(cluster):
-        yield
-    machine.component("start", "kuberay-operator")
-    cluster.kubectl("delete", "storageclass", STORAGE_CLASS)
+    try:
+        with no_operator(cluster):
+            yield
+    finally:
+        machine.component("start", "kuberay-operator")
+        cluster.kubectl("delete", "storageclass", STORAGE_CLASS)
 
 
 def _class_of_nobody(name: str) -> Manifest:
@@ -309,13 +309,12 @@ def test_status_that_somebody_has_spoilt_is_written_again(namespace: Kubectl, cr
 def test_a_later_step_of_another_operator_stays_until_the_next_poll(namespace: Kubectl, credentials: Login) -> None:
     async def test(here: World) -> None:
         await live(here, TRAINING)
-        here.is_silent = True
+        await here.set_silent(True)
         here.now += 1
         await here.kube.patch(JOBS, *here.key, {"status": {"step": 99}}, "status")
         await here.settle()
         assert (await here.picture())["status"]["step"] == 99
-        here.is_silent = False
-        await asyncio.sleep(0.5)  # many times the interval of polls
+        await here.set_silent(False)
         await here.settle()
         assert (await here.picture())["status"]["step"] == 10
 

@@ -12,9 +12,9 @@ from spotune.job_file.load import load_service, parse_service
 from spotune.job_file.yaml_file import Document
 from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
-from tests import ROOT
 from tests.api.service.test_broken_service_files import WRONG_COMBINATIONS, WRONG_VALUES
 from tests.api.support.service_files import FULL_SERVICE_FILE, SERVICE_FILE
+from tests.cluster.definitions import apply_definitions, explained
 
 pytestmark = pytest.mark.cluster
 
@@ -25,8 +25,7 @@ NAMED_OTHERWISE = {"two adapters of one name": "spec.adapters[1]: Duplicate valu
 
 @pytest.fixture(scope="module", autouse=True)
 def _definition(cluster: ClusterUnderTest) -> None:
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/modelservices.spotune.dev", "--timeout=20s")
+    apply_definitions(cluster.kubectl)
 
 
 @pytest.fixture
@@ -103,6 +102,6 @@ def test_get_shows_how_it_is(service: Kubectl) -> None:
 
 
 def test_explain_reads_like_documentation(cluster: ClusterUnderTest) -> None:
-    shown = " ".join(cluster.kubectl("explain", "modelservice.spec.model").split())
+    shown = explained(cluster.kubectl, "modelservice.spec.model")
     assert "The model to serve." in shown
     assert "finetuneJob <string> Name of a FinetuneJob in the same namespace." in shown

@@ -22,7 +22,7 @@ from tests.cluster.operator_install import Operator
 from tests.cluster.rights import refused
 from tests.serve.support.openai_streams import assert_streams_survive, streams_during, undisturbed_streams
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 NAME = "answers"
 
@@ -45,7 +45,7 @@ def client(service: RunningService) -> Iterator[OpenAI]:
 
 
 def test_status_tells_what_is_served(service: RunningService) -> None:
-    status = service.status()
+    status = service.wait_until_ready(replicas=2)
     assert status["phase"] == "Serving"
     assert status["replicas"] == "2/2"
     assert status["url"] == f"http://spotunems-{NAME}.{service.kubectl.namespace}.svc"
@@ -145,5 +145,6 @@ def test_suspended_service_has_no_pods(service: RunningService) -> None:
     assert not service.kubectl.get("pods", f"--selector=spotune.dev/service={NAME}")
 
 
-def test_the_operator_has_all_rights_that_it_used(cluster: ClusterUnderTest, service: RunningService) -> None:
-    assert not refused(cluster.machine_for("the audit log").files.audit_log)
+@pytest.mark.usefixtures("service")
+def test_the_operator_has_all_rights_that_it_used(cluster: ClusterUnderTest, operator: Operator) -> None:
+    assert not refused(cluster.machine_for("the audit log").files.audit_log, operator.replaced)

@@ -59,9 +59,11 @@ def test_a_change_of_the_service_is_undone(job: RunningJob, service: RunningServ
     wait_for("gpus: 0", 60, lambda: service.kubectl.get("modelservice", NAME)["spec"]["gpus"] == 0, every=1)
 
 
-def test_the_service_goes_with_its_section(cluster: ClusterUnderTest, job: RunningJob, service: RunningService) -> None:
+def test_the_service_goes_with_its_section(
+    cluster: ClusterUnderTest, operator: Operator, job: RunningJob, service: RunningService
+) -> None:
     service.kubectl("patch", "finetunejob", JOB, "--type=merge", '--patch={"spec": {"serving": null}}')
     gone = lambda: not service.kubectl("get", "modelservice", NAME, "--ignore-not-found", "--output=name")  # noqa: E731
     wait_for("the deletion of the service", 60, gone, every=1)
     wait_for("no condition Served", 60, lambda: not served(job), every=1)
-    assert not refused(cluster.machine_for("the audit log").files.audit_log)
+    assert not refused(cluster.machine_for("the audit log").files.audit_log, operator.replaced)

@@ -28,7 +28,7 @@ from spotune_operator.main import login
 from spotune_operator.providers import PROVIDERS
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
-from tests import ROOT
+from tests.cluster.definitions import apply_definitions
 from tests.cluster.operator_install import no_operator
 from tests.cluster.whole_operator import WholeOperator, whole_operator
 from tests.operator.support.event_loop import run
@@ -36,7 +36,6 @@ from tests.operator.support.generated_specs import KINDS, Spec, generated
 
 pytestmark = pytest.mark.cluster
 
-CRD = ROOT / "manifests" / "crd.yaml"
 PLURALS = {resource.kind: resource.plural for resource in CUSTOM_RESOURCES}
 NUMBER = int(os.environ.get("SPOTUNE_TEST_SPECS", "300"))
 LIVE = int(os.environ.get("SPOTUNE_TEST_LIVE_SPECS", "20"))
@@ -79,18 +78,18 @@ class Verdict:
 def _without_hands(cluster: ClusterUnderTest) -> Iterator[None]:
     """The definitions, the storage classes of the providers, and no controller that creates pods or volumes."""
     machine = cluster.machine_for("stopping KubeRay")
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={CRD}")
-    definitions = [f"crd/{plural}.spotune.dev" for plural in PLURALS.values()]
-    cluster.kubectl("wait", "--for=condition=Established", *definitions, "--timeout=20s")
+    apply_definitions(cluster.kubectl)
     classes = [provider.storage_class for provider in PROVIDERS.values() if provider.storage_class]
     cluster.kubectl.apply(*(_class_of_nobody(name) for name in classes))
     for component in ("kuberay-operator", "provisioner"):
         machine.component("stop", component)
-    with no_operator(cluster):
-        yield
-    cluster.kubectl("delete", "storageclass", *classes)
-    for component in ("provisioner", "kuberay-operator"):
-        machine.component("start", component)
+    try:
+        with no_operator(cluster):
+            yield
+    finally:
+        for component in ("provisioner", "kuberay-operator"):
+            machine.component("start", component)
+        cluster.kubectl("delete", "storageclass", *classes)
 
 
 def _class_of_nobody(name: str) -> Manifest:

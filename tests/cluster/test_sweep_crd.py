@@ -15,6 +15,7 @@ from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from tests import ROOT
 from tests.api.support.sweep_files import FULL_SWEEP_FILE, SWEEP_FILE
 from tests.api.sweep.test_broken_sweep_files import WITHOUT_EVALUATION, WRONG_COMBINATIONS, WRONG_VALUES
+from tests.cluster.definitions import apply_definitions, explained
 
 pytestmark = pytest.mark.cluster
 
@@ -28,8 +29,7 @@ NAMED_OTHERWISE = {"long name": "metadata.name: 36 characters at most"}
 
 @pytest.fixture(scope="module", autouse=True)
 def _definition(cluster: ClusterUnderTest) -> None:
-    cluster.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={ROOT / 'manifests' / 'crd.yaml'}")
-    cluster.kubectl("wait", "--for=condition=Established", "crd/finetunesweeps.spotune.dev", "--timeout=20s")
+    apply_definitions(cluster.kubectl)
 
 
 @pytest.fixture
@@ -139,5 +139,5 @@ def test_get_shows_how_it_is(sweep: Kubectl) -> None:
 
 
 def test_explain_reads_like_documentation(cluster: ClusterUnderTest) -> None:
-    shown = " ".join(cluster.kubectl("explain", "finetunesweep.spec.search").split())
+    shown = explained(cluster.kubectl, "finetunesweep.spec.search")
     assert "How the parameters of each trial are chosen." in shown

@@ -13,7 +13,7 @@ from spotune_testcluster.waiting import wait_for
 from tests.api.support.job_files import a_job
 from tests.cluster.pods import pod, run_in, wait_until_running
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.cluster
 
 PORT = 8265
 """Of Ray's dashboard, whose Jobs API runs what it is sent."""
@@ -50,8 +50,8 @@ def test_labels_of_a_job_or_of_the_operator_open_nothing_from_another_namespace(
         address = namespace.get("pod", "server")["status"]["podIP"]
         strangers = ("same-labels", "false-operator")
         for client in strangers:
-            wait_for(f"{client} reaching the server", 20, lambda client=client: reaches(other, client, address))  # type: ignore[misc]
+            wait_for(f"{client} reaching the server", 60, lambda client=client: reaches(other, client, address))  # type: ignore[misc]
         namespace.apply(policy)
         for client in strangers:
-            wait_for(f"{client} being blocked", 30, lambda client=client: not reaches(other, client, address))  # type: ignore[misc]
-        assert reaches(namespace, "worker", address)
+            wait_for(f"{client} being blocked", 60, lambda client=client: not reaches(other, client, address))  # type: ignore[misc]
+        wait_for("the worker reaching the server", 30, lambda: reaches(namespace, "worker", address))

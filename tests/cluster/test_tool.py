@@ -42,7 +42,8 @@ def init(tmp_path: Path) -> Iterator[Path]:
     """The socket of an init with two components, in a separate process."""
     socket = tmp_path / "control.sock"
     process = subprocess.Popen([sys.executable, "-c", SLEEPS_UNDER_AN_INIT, str(tmp_path)], start_new_session=True)
-    wait_for("the init", 10, lambda: process_id(socket))
+    wait_for("the init", 60, lambda: process_id(socket))
+    ask(socket, "status")  # it listens before it starts the components, and answers afterwards
     yield socket
     for name in ("sleeper", "stubborn"):
         ask(socket, "stop", component=name)
@@ -58,7 +59,7 @@ def _starts(init: Path, name: str) -> int:
 def test_component_that_dies_is_started_again(init: Path) -> None:
     (child,) = _children(init, "sleep 600")
     os.kill(child, signal.SIGKILL)
-    wait_for("a second start", 10, lambda: _starts(init, "sleeper") == 2)
+    wait_for("a second start", 60, lambda: _starts(init, "sleeper") == 2)
 
 
 def test_stopped_component_stays_stopped_until_it_is_started(init: Path) -> None:
@@ -70,7 +71,7 @@ def test_stopped_component_stays_stopped_until_it_is_started(init: Path) -> None
 
 def test_component_that_ignores_sigterm_is_killed(init: Path) -> None:
     log = init.with_name("stubborn.log")
-    wait_for("its trap", 10, lambda: log.exists() and log.read_text() == "deaf\n")
+    wait_for("its trap", 60, lambda: log.exists() and log.read_text() == "deaf\n")
     ask(init, "restart", component="stubborn")
     assert ask(init, "status")["stubborn"]["starts"] == 2
 

@@ -36,7 +36,7 @@ BYTES_OF_A_NODE = 500 << 20
 def test_restricted_pod_imports_all_the_trainer_needs(cluster: ClusterUnderTest, namespace: Kubectl) -> None:
     namespace("label", "namespace", namespace.namespace, "pod-security.kubernetes.io/enforce=restricted")
     namespace.apply(restricted(pod("imports", cluster.image, ("python", "-c", IMPORTS), node=cluster.nodes[1])))
-    assert wait_until_done(namespace, "imports", 120) == "Succeeded", namespace("logs", "imports")
+    assert wait_until_done(namespace, "imports", 240) == "Succeeded", namespace("logs", "imports")
     assert "imported" in namespace("logs", "imports")
 
 
@@ -48,8 +48,9 @@ def test_bytecode_is_valid_in_pods(cluster: ClusterUnderTest, namespace: Kubectl
 
 def test_nodes_hold_no_copy_of_the_environment(cluster: ClusterUnderTest) -> None:
     disk = cluster.machine_for("a look at the nodes' disks").files.node("n2").root
-    used = subprocess.run(["du", "--summarize", "--bytes", disk], capture_output=True, text=True, check=True).stdout
-    assert int(used.split()[0]) < BYTES_OF_A_NODE
+    du = ["du", "--summarize", "--bytes", str(disk)]
+    used = subprocess.run(du, capture_output=True, text=True, check=False).stdout  # it fails if a file goes meanwhile
+    assert 0 < int(used.split()[0]) < BYTES_OF_A_NODE
 
 
 def test_loaded_image_runs_on_every_node(cluster: ClusterUnderTest, namespace: Kubectl, tmp_path: Path) -> None:

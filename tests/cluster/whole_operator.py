@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ import kopf
 
 from spotune_operator.main import build_registry
 from spotune_operator.settings import Settings
+from spotune_testcluster.cluster import free_port
 
 _SAMPLE = re.compile(r"^(?P<name>spotune_\w+)(\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
 
@@ -47,7 +47,7 @@ class WholeOperator:
 @asynccontextmanager
 async def whole_operator(namespace: str, **settings: Any) -> AsyncIterator[WholeOperator]:
     """Run an operator for one namespace until the block ends."""
-    port = _free_port()
+    port = free_port()
     chosen = Settings(
         host="127.0.0.1", port=port, image="registry.example/trainer:1", watch_namespaces=namespace, **settings
     )
@@ -60,10 +60,3 @@ async def whole_operator(namespace: str, **settings: Any) -> AsyncIterator[Whole
     finally:
         stop.set()
         await running
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

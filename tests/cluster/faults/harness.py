@@ -63,6 +63,7 @@ class FaultHarness:
     job: RunningJob
     injected_faults: list[InjectedFault] = field(default_factory=list)
     operator_downtime: list[tuple[float, float]] = field(default_factory=list)
+    _survived: dict[str, bool] = field(default_factory=dict)
 
     def machine(self, what: str) -> Cluster:
         """The machine that runs the cluster; skips the test on an external cluster."""
@@ -72,6 +73,19 @@ class FaultHarness:
         """Delete pods without waiting."""
         names = [pod["metadata"]["name"] for pod in pods]
         self.job.kubectl("delete", "pods", *names, "--wait=false", *options)
+
+    def inject_once(self, inject: Callable[["FaultHarness"], None]) -> None:
+        """Inject a fault, unless the job has survived it already.
+
+        Raises:
+            AssertionError: The job does not survive it, or did not before.
+        """
+        name = inject.__name__
+        if name not in self._survived:
+            self._survived[name] = False
+            inject(self)
+            self._survived[name] = True
+        assert self._survived[name], f"the job has not survived {name} before"
 
     @contextmanager
     def expect_recovery(self, *causes: str, lost_workers: int = 0, continues: bool = False) -> Iterator[InjectedFault]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import train
 
 
 def main(config: dict[str, Any]) -> None:
-    """Train as the example does; each epoch takes `pause` seconds longer."""
-    train_epoch = train.train_epoch
+    """Train as the example does; each epoch takes `pause` seconds longer, until there is a file `untilFile`."""
+    train_epoch, until = train.train_epoch, config.get("untilFile")
 
     def slow_epoch(*arguments: Any) -> Any:
-        time.sleep(config["pause"])
+        if until is None or not Path(until).exists():
+            time.sleep(config["pause"])
         return train_epoch(*arguments)
 
     train.train_epoch = slow_epoch  # type: ignore[assignment]

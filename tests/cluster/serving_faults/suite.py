@@ -144,5 +144,6 @@ def test_a_wrong_token_is_noticed(
             assert 0 < record.other_text <= record.resumptions
 
 
-def test_the_operator_has_all_rights_that_it_used(cluster: ClusterUnderTest, service: RunningService) -> None:
-    assert not refused(cluster.machine_for("the audit log").files.audit_log)
+@pytest.mark.usefixtures("service")
+def test_the_operator_has_all_rights_that_it_used(cluster: ClusterUnderTest, operator: Operator) -> None:
+    assert not refused(cluster.machine_for("the audit log").files.audit_log, operator.replaced)

@@ -87,6 +87,8 @@ def warnings_after(test: Callable[[kopf.ConnectionInfo], None], tmp_path: Path) 
     """The warnings of a test: each transport that is still open when the event loop ends warns of itself."""
     with tls_server_that_never_closes(tmp_path) as connection, warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always", ResourceWarning)
+        gc.collect()  # what earlier tests have left warns now
+        found.clear()
         test(connection)
         gc.collect()
     return [str(warning.message) for warning in found]

@@ -38,12 +38,12 @@ async def read(pages: HealthServer, path: str) -> tuple[int, str]:
         return answer.status, await answer.text()
 
 
-async def until(pages: HealthServer, path: str, status: int) -> str:
-    """Wait until a path responds with this status; returns its text."""
+async def until(pages: HealthServer, path: str, status: int, words: str = "") -> str:
+    """Wait until a path responds with this status and these words; returns its text."""
     async with asyncio.timeout(10):
         while True:
             found, text = await read(pages, path)
-            if found == status:
+            if found == status and words in text:
                 return text
             await asyncio.sleep(0.01)
 
@@ -141,7 +141,7 @@ def test_existing_jobs_are_reconciled_and_counted() -> None:
         await wait_for(lambda: any("rayclusters" in path for path in server.asked("PATCH")))
         kinds = [path.split("/")[-2] for path in server.asked("PATCH")]
         assert kinds == ["job", "configmaps", "networkpolicies", "rayclusters"], "the status comes first"
-        metrics = (await read(manager.health_server, "/metrics"))[1]
+        metrics = await until(manager.health_server, "/metrics", 200, 'spotune_operator_reconciles_total{result="ok"}')
         assert 'spotune_operator_jobs{phase="Provisioning"} 1.0' in metrics
         assert 'spotune_operator_api_calls_total{kind="configmaps",verb="PATCH"} 1.0' in metrics
         assert 'spotune_operator_reconciles_total{result="ok"} 1.0' in metrics

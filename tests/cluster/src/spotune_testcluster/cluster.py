@@ -1,7 +1,9 @@
 """One cluster, controlled from the host: up from any state, changed while it runs, removed without a trace."""
 
+import contextlib
 import fcntl
 import os
+import random
 import secrets
 import shutil
 import socket
@@ -37,6 +39,10 @@ API_SERVER_NAMES = (
     f"kubernetes.default.svc.{network.DOMAIN}",
 )
 SECONDS_TO_START = 120.0
+EPHEMERAL_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+FIRST_UNPRIVILEGED_PORT = 1024
+PORTS_TO_TRY = 5000
+"""Number of ports below those that the kernel chooses from: another process may get one of these before it is used."""
 
 Report = Callable[[str], None]
 
@@ -209,7 +215,7 @@ class Cluster:
         for folder in (self.files.logs, self.files.volumes, self.files.nodes):
             folder.mkdir(parents=True, exist_ok=True)
         settings = ClusterSettings(
-            binaries=programs, port=_free_port(), template=images.template, layers=dict(images.layers)
+            binaries=programs, port=free_port(), template=images.template, layers=dict(images.layers)
         )
         self._write_certificates(settings)
         settings.save(self.files.settings)
@@ -334,8 +340,13 @@ def _listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
+def free_port() -> int:
+    """A free port of 127.0.0.1; if possible one that the kernel gives to no other process that asks for any port."""
+    lowest = int(EPHEMERAL_PORTS.read_text().split()[0])
+    below = range(max(lowest - PORTS_TO_TRY, FIRST_UNPRIVILEGED_PORT), lowest)
+    for port in (*random.sample(below, len(below)), 0):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            chosen: int = found.getsockname()[1]
+            return chosen
+    raise ClusterError("no port of 127.0.0.1 is free")
