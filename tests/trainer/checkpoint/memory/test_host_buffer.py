@@ -46,7 +46,7 @@ def test_without_room_for_a_segment_commits_use_memory_of_the_process() -> None:
     results = _FORKING.Queue()
     process = _FORKING.Process(target=snapshot_without_room, args=(results,))
     process.start()
-    equal, messages, allocated = results.get(timeout=60)
+    equal, messages, allocated = results.get(timeout=120)
     process.join()
     assert equal == [True, True]
     assert allocated == 0
