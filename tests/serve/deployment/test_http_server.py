@@ -63,7 +63,7 @@ class Named:
 
 def ask(port: int) -> str:
     """The answer on a new connection."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as response:
         answer: str = response.read().decode()
     return answer
 
