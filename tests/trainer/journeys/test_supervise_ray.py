@@ -212,7 +212,8 @@ def test_run_recovers_after_everything_was_killed_and_leaves_nothing(job: JobDir
         process.kill()
         process.wait()
         os.kill(ray.parts["raylet"].pid, signal.SIGKILL)
-        os.kill(status(job)["pid"], signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it may have ended with its raylet
+            os.kill(status(job)["pid"], signal.SIGKILL)
 
     with supervisor(job) as process:
         until(lambda: status(job)["attempt"] == 2)
