@@ -72,8 +72,12 @@ def accepting(service: LiveService) -> Counter[int]:
     pids = service.gateways()
     connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(64)]
     try:
-        time.sleep(1)
-        return Counter({pid: len(_sockets(pid, port)) for pid in pids})
+        deadline = time.monotonic() + 10
+        while True:
+            found = Counter({pid: len(_sockets(pid, port)) for pid in pids})
+            if found.total() >= len(connections) or time.monotonic() > deadline:
+                return found
+            time.sleep(0.1)
     finally:
         for connection in connections:
             connection.close()

@@ -63,7 +63,7 @@ class Named:
 
 def ask(port: int) -> str:
     """The answer on a new connection."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as response:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as response:
         answer: str = response.read().decode()
     return answer
 
@@ -86,13 +86,18 @@ async def test_a_drain_answers_running_requests_and_takes_no_others() -> None:
 async def test_connections_are_taken_until_load_balancers_have_noticed_the_drain() -> None:
     port, app = free_port("127.0.0.1"), Slow()
     app.finish.set()
-    server = server_at(port, linger_seconds=0.5)
+    server = server_at(port, linger_seconds=PATIENCE_SECONDS)
     await server.start(app)  # type: ignore[arg-type]
     drain = asyncio.create_task(server.drain())
     await asyncio.sleep(0)
     async with httpx.AsyncClient(timeout=60) as client:
         assert (await client.get(f"http://127.0.0.1:{port}/")).text == "whole"
-    await drain
+    assert not drain.done()
+    drain.cancel()
+    server._linger_seconds = 0.0
+    await server.drain()
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", port)
 
 
 async def test_a_port_with_connections_of_a_former_process_can_be_taken_at_once() -> None:

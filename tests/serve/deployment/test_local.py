@@ -123,7 +123,10 @@ def test_running_requests_finish_at_a_stop(service: LiveService, client: OpenAI)
     code, errors = service.wait()
     assert (code, errors) == (0, "")
     assert processes
-    assert [pid for pid in processes if Path(f"/proc/{pid}").exists()] == []
+    deadline = time.monotonic() + 60
+    while left := [pid for pid in processes if Path(f"/proc/{pid}").exists()]:  # killed ones may take a moment to end
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
 
 
 @pytest.mark.long

@@ -160,14 +160,21 @@ async def test_a_chosen_replica_must_accept_the_sequence_in_time() -> None:
             destination.on_chosen()
             with pytest.raises(ConnectionLostError, match="accept"):
                 await asyncio.wait_for(reading, PATIENCE_SECONDS)
+    finally:
+        receiver.close()
+
+
+async def test_a_sequence_that_was_accepted_in_time_may_wait_for_its_tokens() -> None:
+    async with listening() as receiver:
         with receiver.sequence() as (destination, accepted):
             destination.on_chosen()
             sender = await TokenSender().open(destination)
-            await asyncio.sleep(0.4)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while accepted.connection is None:  # noqa: ASYNC110 - the sequence has no event for it
+                    await asyncio.sleep(0.01)
+            accepted._fail_if_not_accepted()  # what follows once the time is over
             sender.send(chunk(1))
             assert await asyncio.wait_for(accepted.read(), PATIENCE_SECONDS) == chunk(1)
-    finally:
-        receiver.close()
 
 
 def test_a_destination_travels_without_what_belongs_to_its_gateway() -> None:

@@ -48,7 +48,7 @@ def test_action_follows_the_exit_of_a_process() -> None:
         on_exit_of(process.pid, called.set)
         assert not called.is_set()
         process.kill()
-        assert called.wait(10)
+        assert called.wait(60)
 
 
 def test_action_follows_at_once_if_the_process_has_gone() -> None:

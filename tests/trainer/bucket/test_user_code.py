@@ -171,7 +171,9 @@ def test_torchrun_continues_on_other_machines(machines: Machines, tmp_path: Path
 
 
 def test_a_plain_program_goes_on_from_its_own_checkpoints_on_other_machines(machines: Machines) -> None:
-    job = command_job("python", "plain_program.py", code=PROGRAMS, config={"steps": 60, "seconds": 0.1, "export": True})
+    def job(steps: int) -> FinetuneJob:
+        config = {"steps": steps, "seconds": 0.1, "export": True}
+        return command_job("python", "plain_program.py", code=PROGRAMS, config=config)
 
     def stop(homes: tuple[JobDirectory, ...]) -> None:
         wait_until(lambda: all("starts after 0 steps" in log_of(home, rank, 1) for rank, home in enumerate(homes)))
@@ -179,16 +181,17 @@ def test_a_plain_program_goes_on_from_its_own_checkpoints_on_other_machines(mach
         for home in homes:  # as the relay does
             write_notice(home.notice, seconds=30, reason="suspended", stop=True)
 
-    first = machines.train("first", job, stop)
+    first = machines.train("first", job(100_000), stop)
     assert first.exits == [RankExit.STOPPED] * 2
     saved = [
         json.loads((home.command_checkpoints / f"steps-{i}.json").read_text()) for i, home in enumerate(first.homes)
     ]
-    second = machines.train("second", job)
+    steps = max(len(each) for each in saved) + 5
+    second = machines.train("second", job(steps))
     assert second.exits == TRAINED
     for rank, home in enumerate(second.homes):
         assert f"starts after {len(saved[rank])} steps" in log_of(home, rank, 2)
-    model = json.dumps(list(range(1, 61))).encode()
+    model = json.dumps(list(range(1, steps + 1))).encode()
     assert machines.export() == dict.fromkeys(("steps.json", "steps-of-rank-0.json", "steps-of-rank-1.json"), model)
 
 
@@ -202,18 +205,22 @@ def test_a_damaged_object_is_refused_by_all_ranks(machines: Machines) -> None:
 
 
 @pytest.mark.parametrize("cut_off", [(1,), (0, 1)])
-def test_a_commit_waits_until_all_ranks_reach_the_bucket(machines: Machines, cut_off: tuple[int, ...]) -> None:
+def test_a_commit_waits_until_all_ranks_reach_the_bucket(
+    machines: Machines, tmp_path: Path, cut_off: tuple[int, ...]
+) -> None:
     """The status says what holds up any of the ranks."""
+    broken = tmp_path / "broken"
     with UnreliableServer(os.environ["S3_ENDPOINT_URL"]) as server:
 
         def interrupt(homes: tuple[JobDirectory, ...]) -> None:
             machines.wait_for_commit()
             server.break_connections()
+            broken.touch()
             progress = homes[0].generation_logs(1).progress
             wait_until(lambda: "s3://" in ((files.read_json(progress) or {}).get("checkpointProblem") or ""))
             server.mend()
 
-        job = function_job("adds_up", {"steps": 20, "every": 2, "pause": 0.4})
+        job = function_job("adds_up", {"steps": 20, "every": 2, "waitsFor": str(broken)})
         group = machines.train("first", job, interrupt, dict.fromkeys(cut_off, server.url))
     assert group.exits == TRAINED
     progress = files.read_json(group.homes[0].generation_logs(1).progress)

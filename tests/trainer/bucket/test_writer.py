@@ -160,7 +160,7 @@ def test_the_fence_is_checked_after_an_error_of_the_local_disk(
     with StateMirror(bucket, directory, lines.append) as mirror:
         with monkeypatch.context() as patch:
             patch.setattr(StateUpload, "push", fail)
-            assert wait_until(lambda: mirror.problem is not None, 10)
+            assert wait_until(lambda: mirror.problem is not None, 60)
         claim_writer(bucket)
 
         def is_superseded() -> bool:
@@ -170,7 +170,7 @@ def test_the_fence_is_checked_after_an_error_of_the_local_disk(
                 return True
             return False
 
-        assert wait_until(is_superseded, 10)
+        assert wait_until(is_superseded, 60)
     assert "Too many open files" in lines[0]
 
 
@@ -216,7 +216,7 @@ def test_an_event_is_in_the_bucket_before_the_next_upload_of_the_status(
     directory = machine(bucket, tmp_path / "job")
     with StateMirror(bucket, directory, print):
         write_state(directory, 1)
-        assert wait_until(lambda: len(Ledger(machine(bucket, tmp_path / uuid.uuid4().hex)).records()) == 1, 10)
+        assert wait_until(lambda: len(Ledger(machine(bucket, tmp_path / uuid.uuid4().hex)).records()) == 1, 60)
         assert not files.read_json(machine(bucket, tmp_path / "other").status)
 
 

@@ -146,14 +146,14 @@ def test_a_failing_volume_is_retried_and_the_last_commit_stays(
 
     monkeypatch.setattr(os, "write", write)
     save(checkpointer, SECOND, make_state(10))
-    assert wait_until(lambda: checkpointer.problem is not None, timeout_seconds=10)
+    assert wait_until(lambda: checkpointer.problem is not None, timeout_seconds=60)
     assert checkpointer.problem == (
         "the commit of step 10 failed and will be retried: [Errno 28] No space left on device"
     )
     assert checkpointer.is_busy
     assert choose_checkpoint(directory).checkpoint == whole(directory, FIRST)
     folder = directory.checkpoints / str(SECOND)
-    assert wait_until(lambda: list(folder.iterdir()) == [], timeout_seconds=10), "a partial file would take up space"
+    assert wait_until(lambda: list(folder.iterdir()) == [], timeout_seconds=60), "a partial file would take up space"
     is_full.clear()
     result = checkpointer.wait()
     assert result is not None
@@ -186,7 +186,7 @@ def test_a_commit_progresses_while_any_rank_writes_or_retries(
 
     assert not progresses(first)
     save(first, FIRST, state, 0, 2)
-    assert wait_until(lambda: (directory.checkpoints / str(FIRST) / rank_ok(0)).exists(), timeout_seconds=10)
+    assert wait_until(lambda: (directory.checkpoints / str(FIRST) / rank_ok(0)).exists(), timeout_seconds=60)
     assert progresses(first)
     assert not progresses(first), "it waits for the other rank, which has written nothing"
     real = os.write
@@ -197,10 +197,10 @@ def test_a_commit_progresses_while_any_rank_writes_or_retries(
     monkeypatch.setattr(os, "write", refuse)
     save(second, FIRST, state, 1, 2)
     for _ in range(3):
-        assert wait_until(lambda: progresses(second), timeout_seconds=10), (
+        assert wait_until(lambda: progresses(second), timeout_seconds=60), (
             "each failed attempt shows that the volume responds"
         )
-    assert wait_until(lambda: progresses(first), timeout_seconds=10)
+    assert wait_until(lambda: progresses(first), timeout_seconds=60)
     monkeypatch.setattr(os, "write", real)
     second.wait()
     assert not second.has_progressed()
@@ -262,7 +262,7 @@ def test_a_failed_copy_ends_its_commit_and_unblocks_the_optimizer(directory: Job
     save(checkpointer, FIRST, make_state())
     optimizer = threading.Thread(target=checkpointer.wait_for_staging, daemon=True)
     optimizer.start()
-    optimizer.join(timeout=10)
+    optimizer.join(timeout=60)
     assert not optimizer.is_alive()
     with pytest.raises(RuntimeError, match="illegal memory access"):
         checkpointer.wait()
@@ -293,7 +293,7 @@ def test_a_kill_at_any_system_call_leaves_the_last_commit_or_the_next(tmp_path: 
 def test_abandoned_commit_ends_and_leaves_no_checkpoint(directory: JobDirectory) -> None:
     checkpointer = make_checkpointer(directory, world_size=2)
     save(checkpointer, FIRST, make_state(), world_size=2)
-    assert wait_until(lambda: (directory.checkpoints / str(FIRST) / rank_ok(0)).exists(), 30.0)
+    assert wait_until(lambda: (directory.checkpoints / str(FIRST) / rank_ok(0)).exists(), 60.0)
     checkpointer.abandon()  # rank 1 will never write its file
     assert not any(thread.name == "commit" for thread in threading.enumerate())
     assert choose_checkpoint(directory).checkpoint is None
@@ -306,7 +306,7 @@ def test_abandoned_commit_does_not_retry_on_a_volume_that_refuses_it(
     checkpointer = make_checkpointer(directory)
     directory.checkpoints.write_text("not a folder")
     save(checkpointer, FIRST, make_state())
-    assert wait_until(lambda: checkpointer.problem is not None, 30.0)
+    assert wait_until(lambda: checkpointer.problem is not None, 60.0)
     checkpointer.abandon()
     assert not any(thread.name == "commit" for thread in threading.enumerate())
 
@@ -319,6 +319,6 @@ def test_a_rank_may_begin_the_next_commit_before_rank_0_has_completed_the_last_o
         assert second.wait() is not None
     for name in (FIRST, SECOND):
         save(first, name, make_state(name.step), 0, 2)
-        assert wait_until(lambda: not first.is_busy, timeout_seconds=30)
+        assert wait_until(lambda: not first.is_busy, timeout_seconds=60)
         assert first.wait() is not None
         whole(directory, name)

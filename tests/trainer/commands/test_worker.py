@@ -70,9 +70,9 @@ def programs_of(directory: JobDirectory) -> list[int]:
 
 
 def wait_until(condition: Callable[[], T]) -> T:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not happen within a minute"
+        assert time.monotonic() < deadline, "it did not happen within three minutes"
         time.sleep(0.05)
     return value
 
@@ -98,7 +98,7 @@ def test_torchrun_trains_through_a_killed_process_to_the_bits_of_an_undisturbed_
         assert process is not None
         os.kill(process, signal.SIGKILL)
 
-    _, [error, _] = run_disturbed(directory, command_job(*TORCHRUN, "--pause", "0.2", code=EXAMPLE), kill_one)
+    _, [error, _] = run_disturbed(directory, command_job(*TORCHRUN, "--pause", "1", code=EXAMPLE), kill_one)
     assert isinstance(error, ProgramError)
     assert (classify(error), str(error)) == (FailureCause.WORKER_LOST, "a process of torchrun was killed by SIGKILL")
     assert programs_of(directory) == []
@@ -147,31 +147,34 @@ def test_a_group_with_spotune_train_leaves_after_its_next_checkpoint(directory: 
         wait_for_commit(directory)
         write_notice(directory.notice, seconds=30, reason="spot notice", leave=True)
 
-    job = command_job(*TORCHRUN, "--pause", "0.2", code=EXAMPLE)
+    job = command_job(*TORCHRUN, "--epochs", "10000", "--pause", "0.2", code=EXAMPLE)
     _, [(rank_exit, _), other] = run_disturbed(directory, job, notify)
     assert (rank_exit, other) == (RankExit.YIELDED, (RankExit.YIELDED, {}))
     checkpoint = choose_checkpoint(directory).checkpoint
     assert checkpoint is not None
-    assert [line["step"] for line in surviving_steps(directory)][-1] == checkpoint.name.step < STEPS
+    assert [line["step"] for line in surviving_steps(directory)][-1] == checkpoint.name.step
 
 
 def test_a_plain_program_gets_sigterm_at_a_notice_and_goes_on_from_its_own_checkpoint(directory: JobDirectory) -> None:
-    job = command_job("python", "plain_program.py", code=PROGRAMS, config={"steps": 60, "seconds": 0.1, "export": True})
+    def job(steps: int) -> FinetuneJob:
+        config = {"steps": steps, "seconds": 0.1, "export": True}
+        return command_job("python", "plain_program.py", code=PROGRAMS, config=config)
 
     def notify() -> None:
         wait_until(lambda: "starts after 0 steps" in log_of(directory, 1))
         time.sleep(1)
         write_notice(directory.notice, seconds=30, reason="suspended", stop=True)
 
-    _, results = run_disturbed(directory, job, notify)
+    _, results = run_disturbed(directory, job(100_000), notify)
     assert results == [(RankExit.STOPPED, {}), (RankExit.STOPPED, {})]
     directory.notice.unlink()
     saved = json.loads((directory.command_checkpoints / "steps-0.json").read_text())
-    assert 0 < len(saved) < 60
-    task, [(rank_exit, summary), _] = run_generation(directory, job)
+    assert len(saved) > 0
+    steps = len(saved) + 5
+    task, [(rank_exit, summary), _] = run_generation(directory, job(steps))
     assert rank_exit is RankExit.TRAINED
     assert f"starts after {len(saved)} steps" in log_of(directory, task.generation)
-    assert json.loads((directory.export / "steps.json").read_text()) == list(range(1, 61))
+    assert json.loads((directory.export / "steps.json").read_text()) == list(range(1, steps + 1))
     assert summary["exportSha256"]
 
 

@@ -197,7 +197,7 @@ def test_events_are_appended_to_the_ledger_once_with_their_generation(
 def test_status_is_published_in_the_background(directory: JobDirectory, publisher: StatusPublisher) -> None:
     publisher.start_generation(1, first_step=0, workers=1)
     train(directory, 1, first=1, last=5)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while status(directory)["step"] != 5:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -93,7 +93,7 @@ def test_training_continues_from_a_download_of_the_last_checkpoint(
     directory = trained(runs, job)
     interrupted = runs.interrupted(directory, 5)
     with upload_checkpoints(job, interrupted):
-        assert wait_until(lambda: bool(server.repositories[REPO].messages), 20)
+        assert wait_until(lambda: bool(server.repositories[REPO].messages), 60)
     assert server.repositories[REPO].messages == ["Checkpoint of step 5"]
     assert not (interrupted.root / ".hub").exists()
     elsewhere = runs.empty("downloaded")
@@ -131,7 +131,7 @@ def test_failed_uploads_are_retried_and_do_not_stop_training(
         taken.append(checkpoint)
 
     with CheckpointUploader(directory, upload):
-        assert wait_until(lambda: bool(taken), 10)
+        assert wait_until(lambda: bool(taken), 60)
     assert [each.name for each in taken] == [newest(directory).name]
     assert [word in caplog.text for word in ("away", "no route to host", "may not")] == [True] * 3
 

@@ -10,6 +10,7 @@ import pytest
 
 from spotune_trainer import files
 from spotune_trainer.data.loader import MicroBatches
+from spotune_trainer.observability import stragglers
 from spotune_trainer.observability.stragglers import StragglerMeter
 from spotune_trainer.training.worker import Worker
 from tests.trainer.support.runs import Layout, Runs, train_generation
@@ -17,27 +18,29 @@ from tests.trainer.support.runs import Layout, Runs, train_generation
 pytestmark = pytest.mark.slow
 
 SLOWED_SECONDS = 0.1
+"""At each micro-batch, of which each rank has three in a step."""
 
 
-class ShortBlocks(Worker):
-    """Names a rank after twenty steps, however short."""
+class OneBlock(Worker):
+    """Names a rank after twenty steps, however short: one block, as a busy machine may hold up a rank in some steps."""
 
     def set_up(self) -> None:
         super().set_up()
-        self.loop.stragglers = StragglerMeter(["a", "b"], block_seconds=0.0)
+        stragglers.BLOCKS = 1  # type: ignore[misc]
+        self.loop.stragglers = StragglerMeter(["a", "b"], block_seconds=0.0, block_steps=20)
 
 
-class SlowData(ShortBlocks):
+class SlowData(OneBlock):
     """Rank 1 waits for its data."""
 
     def batches(self) -> Generator[MicroBatches]:
         for each in super().batches():
             if self.rank == 1:
-                time.sleep(SLOWED_SECONDS)
+                time.sleep(3 * SLOWED_SECONDS)
             yield each
 
 
-class SlowBackward(ShortBlocks):
+class SlowBackward(OneBlock):
     """Rank 1 is slow in its backward pass, in which gradients are reduced."""
 
     def set_up(self) -> None:

@@ -41,11 +41,11 @@ from spotune_trainer.job_directory.layout import GenerationLogs
 from spotune_trainer.worker_group.rank_process import has_hung
 from spotune_trainer.observability.progress import ProgressReporter
 
-with ProgressReporter(GenerationLogs(Path(sys.argv[1])), 0, hang_timeout_seconds=1.0) as reporter:
-    for _ in range(8):
-        time.sleep(0.2)
+with ProgressReporter(GenerationLogs(Path(sys.argv[1])), 0, hang_timeout_seconds=4.0) as reporter:
+    for _ in range(4):
+        time.sleep(1.1)
         reporter.heartbeat()
-time.sleep(1.2)
+time.sleep(4.2)
 print("done")
 """
 STEP = StepRecord(

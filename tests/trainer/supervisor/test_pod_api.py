@@ -156,7 +156,7 @@ def test_too_long_body_or_one_of_unknown_length_is_not_read(served: Served) -> N
     for size in (4097, 100_000):
         assert request(f"{served.url}/stop", "POST", b" " * size)[0] == 413
     assert request(f"{served.url}/nothing", "POST", b" " * 100_000)[0] == 404
-    connection = HTTPConnection(*served.address, timeout=10)
+    connection = HTTPConnection(*served.address, timeout=60)
     connection.request("POST", "/stop", body=iter([b"{}"]), encode_chunked=True)
     assert connection.getresponse().status == 413
     connection.close()
@@ -173,7 +173,7 @@ def test_wrong_methods_and_paths_are_answered_with_the_right_ones(served: Served
 
 
 def test_one_connection_serves_many_requests(served: Served) -> None:
-    connection = HTTPConnection(*served.address, timeout=10)
+    connection = HTTPConnection(*served.address, timeout=60)
     for method, path in [("GET", "/healthz"), ("POST", "/stop"), ("GET", "/nothing"), ("GET", "/progress")]:
         connection.request(method, path)
         answer = connection.getresponse()
@@ -203,7 +203,7 @@ def test_wrong_number_of_lines_is_refused(served: Served, lines: str) -> None:
 
 def test_followed_logs_are_chunked_until_the_server_ends(served: Served) -> None:
     served.log("one", "two")
-    connection = HTTPConnection(*served.address, timeout=10)
+    connection = HTTPConnection(*served.address, timeout=60)
     connection.request("GET", "/logs?follow=1&lines=1")
     answer = connection.getresponse()
     assert answer.getheader("Transfer-Encoding") == "chunked"
@@ -220,11 +220,11 @@ def test_stream_ends_when_its_client_disconnects(served: Served) -> None:
     def listeners() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread not in others and "request" in thread.name]
 
-    with socket.create_connection(served.address, timeout=10) as client:
+    with socket.create_connection(served.address, timeout=60) as client:
         client.sendall(b"GET /logs?follow=1 HTTP/1.0\r\n\r\n")
         answer = b""
         while not answer.endswith(b"one\n"):
             answer += client.recv(100)
         assert b"Transfer-Encoding" not in answer, "HTTP/1.0 knows no chunks"
         assert len(listeners()) == 1
-    assert wait_until(lambda: not listeners(), 10)
+    assert wait_until(lambda: not listeners(), 60)

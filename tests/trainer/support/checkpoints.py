@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from spotune.job import CheckpointSpec
+from spotune.plan.devices import machine_memory_bytes
 from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer
 from spotune_trainer.checkpoint.evaluations import Evaluation
 from spotune_trainer.checkpoint.fragment import STATES, Fragment
@@ -79,7 +80,10 @@ def make_manifest(name: CheckpointName, entries: tuple[FileEntry, ...]) -> Manif
 
 
 def make_checkpointers(directory: JobDirectory, memories: Sequence[RankMemory | None]) -> list[AsyncCheckpointer]:
-    """A checkpointer for each rank, with its memory."""
+    """A checkpointer for each rank, with its memory. All of the machine's is free, whatever else runs on it."""
+    for memory in memories:
+        if memory is not None:
+            memory.free_bytes = machine_memory_bytes
     return [
         AsyncCheckpointer(directory, rank, len(memories), CheckpointSpec(keep=9), memory=memory)
         for rank, memory in enumerate(memories)

@@ -34,7 +34,7 @@ class GroupFailedError(Exception):
     """A rank raised; the message has the traceback or exit status of each rank that did."""
 
 
-def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 120.0) -> list[Any]:
+def run_group(world_size: int, function: Callable[..., Any], *arguments: Any, timeout: float = 240.0) -> list[Any]:
     """Call `function(rank, world_size, *arguments)` on every rank of a process group. Returns the results by rank."""
     results = FORKING.Queue()
     with tempfile.TemporaryDirectory() as folder:

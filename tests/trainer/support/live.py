@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,8 +194,9 @@ def process_name(process: Process) -> str:
 
 def held_segments(process: Process) -> list[Path]:
     """The segments of shared memory that a process has open, as paths in /proc."""
-    try:
-        links = list(Path(f"/proc/{process.pid}/fd").iterdir())
-        return [link for link in links if MEMORY_FILE in str(link.readlink())]
-    except OSError:  # it has ended, or closed a file meanwhile
-        return []
+    found = []
+    with suppress(OSError):  # it has ended
+        for link in list(Path(f"/proc/{process.pid}/fd").iterdir()):
+            with suppress(OSError):  # the process has closed this file meanwhile
+                found += [link] if MEMORY_FILE in str(link.readlink()) else []
+    return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from spotune.plan.devices import machine_memory_bytes
 from spotune_trainer.checkpoint.layout import newest_complete
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
 from spotune_trainer.checkpoint.memory.peer_copies import PeerCopies
@@ -22,10 +23,10 @@ FAST = 1e9
 
 @dataclass
 class Node:
-    """What an agent has in memory."""
+    """What an agent has in memory. All of the machine's is free, whatever else runs on it."""
 
     memory: NodeMemory = field(default_factory=NodeMemory)
-    copies: PeerCopies = field(default_factory=PeerCopies)
+    copies: PeerCopies = field(default_factory=lambda: PeerCopies(machine_memory_bytes))
 
     def __post_init__(self) -> None:
         self.server = PeerServer("127.0.0.1", SECRET, self.memory, self.copies)
@@ -38,7 +39,9 @@ class Node:
         shared = self.memory.share(ranks, 2, restore, copies, others_are_replaced=bool(others))
         memories = [memory for memory in shared if memory is not None]
         for memory in memories:
-            memory.peers = PeerReader(tuple(other.server.address for other in others), secret, ranks)
+            memory.free_bytes = machine_memory_bytes
+            addresses = tuple(other.server.address for other in others)
+            memory.peers = PeerReader(addresses, secret, ranks, free_bytes=machine_memory_bytes)
         return memories
 
     def sender(

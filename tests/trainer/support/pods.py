@@ -33,7 +33,7 @@ from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnav
 from tests.trainer.support.tiny import make_job
 from tests.trainer.support.waiting import wait_until
 
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 120.0
 _SPEED = 50.0
 """Seconds of the supervisor's clock in one second of the test."""
 
@@ -218,7 +218,7 @@ class Pod:
             daemon.run_until_terminated()
 
     def progress(self) -> dict[str, Any]:
-        with urllib.request.urlopen(f"{self.url}/progress", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self.url}/progress", timeout=60) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
 
@@ -247,7 +247,7 @@ class Pod:
 def request(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, str]:
     """Status code and body of a response."""
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data=body, method=method), timeout=10) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, data=body, method=method), timeout=60) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         with error:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from streaming.base.format.mds import MDSWriter
 
 from spotune.job import ExecutionSpec, FinetuneJob
+from spotune.plan.devices import machine_memory_bytes
 from spotune_trainer.checkpoint.generations import Generation, choose_checkpoint, claim, surviving_steps
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory, RankMemory
@@ -114,7 +115,7 @@ class Runs:
         return directory
 
     def with_and_without_loss(
-        self, job: FinetuneJob, layout: Layout, micro_batch_size: int = MICRO_BATCH, timeout: float = 120.0
+        self, job: FinetuneJob, layout: Layout, micro_batch_size: int = MICRO_BATCH, timeout: float = 240.0
     ) -> tuple[JobDirectory, JobDirectory]:
         """A run that was interrupted after its first commit and resumed, and an undisturbed run."""
         undisturbed = self.empty("finished-undisturbed")
@@ -211,7 +212,7 @@ def train_generation(
     layout: Layout,
     worker: type[Worker] | None = None,
     micro_batch_size: int = MICRO_BATCH,
-    timeout: float = 120.0,
+    timeout: float = 240.0,
     memory: NodeMemory | None = None,
 ) -> TrainResult:
     """Run the next generation to its end; returns the result of rank 0.
@@ -220,6 +221,9 @@ def train_generation(
     """
     task = make_task(directory, job, layout, start_generation(directory), micro_batch_size)
     memories = memory.share(layout.world_size, 2, task.restore) if memory else [None] * layout.world_size
+    for each in memories:
+        if each is not None:
+            each.free_bytes = machine_memory_bytes  # whatever else runs on the machine
     result: TrainResult = run_group(layout.world_size, train_rank, task, worker, memories, timeout=timeout)[0]
     return result
 

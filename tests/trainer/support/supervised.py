@@ -64,8 +64,11 @@ def driver_command(directory: JobDirectory, attempt: int) -> list[str]:
 
 def main(root: Path, record: Path | None) -> int:
     directory = JobDirectory(root)
-    behaviour = json.loads((root / "behaviour.json").read_text())
-    policy = RetrySpec(hang_timeout=Duration(behaviour.get("hang_timeout", "60s")))
+
+    def policy() -> RetrySpec:  # may change while it runs
+        behaviour = json.loads((root / "behaviour.json").read_text())
+        return RetrySpec(hang_timeout=Duration(behaviour.get("hang_timeout", "60s")))
+
     head: RayHead = LocalRay(root, SLOTS, gpus=False)
     if record is not None:
         head = SharedRay(RunningRay.from_json(json.loads(record.read_text())))
@@ -73,7 +76,7 @@ def main(root: Path, record: Path | None) -> int:
     try:
         with locked(directory):
             command = lambda attempt: driver_command(directory, attempt)  # noqa: E731
-            supervisor = Supervisor(directory, lambda: policy, head, view, command=command, timing=TIMING)
+            supervisor = Supervisor(directory, policy, head, view, command=command, timing=TIMING)
             with ProgressServer(directory, supervisor.health_problem) as server:
                 supervisor.run(server.url)
     except SpotuneError as error:

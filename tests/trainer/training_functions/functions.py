@@ -23,7 +23,7 @@ def adds_up(config: dict[str, Any]) -> None:
     """Each step adds a number that all ranks agree on to the state; a checkpoint every `every` steps on all ranks.
 
     `killAt` ends rank 1 after a step, in the first generation only. With `rereads`, rank 0 looks for the files of all
-    ranks in the last checkpoint.
+    ranks in the last checkpoint. With `waitsFor`, training goes on after a checkpoint once there is such a file.
     """
     context = ray.train.get_context()
     rank = context.get_world_rank()
@@ -49,7 +49,8 @@ def adds_up(config: dict[str, Any]) -> None:
             (Path(folder) / "shards").mkdir()
             (Path(folder) / "shards" / f"rank-{rank}.bin").write_bytes(bytes([rank]) * 1000)
             ray.train.report(metrics, checkpoint=ray.train.Checkpoint.from_directory(folder))
-        time.sleep(config.get("pause", 0.0))
+        while "waitsFor" in config and not Path(config["waitsFor"]).exists():
+            time.sleep(0.05)
     if config.get("rereads") and rank == 0:
         newest = ray.train.get_checkpoint()
         assert newest is not None

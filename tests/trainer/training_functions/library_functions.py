@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import tempfile
@@ -19,6 +20,7 @@ from torch.nn.functional import mse_loss
 import spotune_train
 from spotune_train.transformers import SpotuneCallback
 from spotune_trainer.training_functions.checkpoints import FolderCheckpoints
+from spotune_trainer.training_functions.session import Session, current_session
 
 ROWS = 37
 
@@ -28,8 +30,16 @@ def die(step: int, config: dict[str, Any]) -> None:
     happened = Path(config.get("happened", "/nonexistent"))
     if step == config.get("killAt") and distributed.get_rank() == 1 and not happened.exists():
         happened.touch()
-        time.sleep(1.0)  # what is copied in the background ends
+        session = current_session()
+        assert session is not None
+        wait_for_commit(session)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_commit(session: Session) -> None:
+    """Wait until the checkpoint that is copied in the background is durable, on all ranks."""
+    while (commit := session._running_commit) is not None and not commit.has_ended:
+        time.sleep(0.01)
 
 
 def _rows() -> list[torch.Tensor]:
@@ -45,11 +55,12 @@ def trains(config: dict[str, Any]) -> None:
         state = checkpoint.load()
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-    if config.get("slow"):
-        _slow_down_commits()
     samples = spotune_train.samples(_rows(), 5, seed=2, epochs=config["epochs"])
+    steps_done: list[int] = []
+    if config.get("commitsWait"):
+        assert samples.total_steps is not None
+        _let_commits_wait(steps_done, samples.total_steps)
     for step, rows in samples:
-        time.sleep(0.2 if config.get("slow") else 0.0)
         batch = torch.stack(rows) if rows else torch.zeros(0, 4)
         loss = (model(batch) - batch.sum(dim=1, keepdim=True)).square().sum()
         optimizer.zero_grad()
@@ -59,12 +70,27 @@ def trains(config: dict[str, Any]) -> None:
             distributed.all_reduce(parameter.grad)
         optimizer.step()
         spotune_train.report(step, loss.detach(), total_steps=samples.total_steps, ids=sum(samples.sample_ids(step)))
+        steps_done.append(step)
         die(step, config)
         if step % config["every"] == 0 or step == samples.total_steps:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
             spotune_train.checkpoint.save(step, state)
     if config.get("again"):
         spotune_train.checkpoint.save(step, {"other": 1})
+
+
+def _let_commits_wait(steps_done: list[int], last: int) -> None:
+    """Each commit waits until training has made another step, except for that of the last one."""
+    commit: Any = FolderCheckpoints.commit
+
+    def wait_and_commit(checkpoints: FolderCheckpoints, step: int, *arguments: Any) -> Any:
+        deadline = time.monotonic() + 30
+        while step < last and step + 1 not in steps_done:
+            assert time.monotonic() < deadline, f"training waits while the checkpoint of step {step} is copied"
+            time.sleep(0.01)
+        return commit(checkpoints, step, *arguments)
+
+    FolderCheckpoints.commit = wait_and_commit  # type: ignore[method-assign, assignment]
 
 
 def _slow_down_commits() -> None:
@@ -161,6 +187,12 @@ def hangs_after_the_last_step(config: dict[str, Any]) -> None:
     for step in (1, 2):
         spotune_train.report(step)
     spotune_train.checkpoint.save(2, {"step": 2}, wait=True)
+    session = current_session()
+    assert session is not None
+    watchdog = session._reporter._watchdog
+    assert watchdog._timeout_seconds == config["hangSeconds"]
+    watchdog._timeout_seconds, watchdog._last_reset = 1.0, -math.inf  # what comes before may take longer
+    watchdog.reset()
     time.sleep(600.0)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -21,7 +23,7 @@ from spotune_trainer.training.task import RankPlacement, WorkerTask
 from tests.trainer.support.groups import FORKING
 
 FOLDER = Path(__file__).parent
-_SECONDS = 60
+_SECONDS = 180
 _GRACE_SECONDS = 5
 """For ranks after one that has failed; then they are killed, as by a node agent."""
 
@@ -78,9 +80,7 @@ def run_generation(
     task = next_task(directory, job)
     nodes = len(homes) or nodes
     access = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "S3_"))}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    pipes, ranks = [], []
+    port, pipes, ranks = _free_port(), [], []
     for rank in range(world_size):
         receiver, sender = FORKING.Pipe(duplex=False)
         of_node = world_size // nodes
@@ -106,6 +106,14 @@ def run_generation(
         process.kill()
         process.join()
     return task, found
+
+
+def _free_port() -> int:
+    """A free port that the kernel gives to no program that asks for any: ranks need it only seconds later."""
+    while True:
+        port = 20_000 + secrets.randbelow(10_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def run_disturbed(

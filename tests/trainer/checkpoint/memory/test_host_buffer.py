@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from spotune.plan.devices import machine_memory_bytes
 from spotune_trainer.checkpoint.layout import CheckpointName, FileEntry
 from spotune_trainer.checkpoint.memory.node_memory import NodeMemory
 from spotune_trainer.checkpoint.snapshot import Snapshot
@@ -30,6 +31,8 @@ def snapshot_without_room(results: Any) -> None:
     logging.getLogger("spotune.worker").addHandler(handler)
     node = NodeMemory()
     (memory,) = node.share(1, 2, None)
+    assert memory is not None
+    memory.free_bytes = machine_memory_bytes  # whatever else runs on the machine
     snapshot, equal = Snapshot(memory), []
     for step in (5, 10):
         state = make_state(step)
@@ -46,7 +49,7 @@ def test_without_room_for_a_segment_commits_use_memory_of_the_process() -> None:
     results = _FORKING.Queue()
     process = _FORKING.Process(target=snapshot_without_room, args=(results,))
     process.start()
-    equal, messages, allocated = results.get(timeout=60)
+    equal, messages, allocated = results.get(timeout=120)
     process.join()
     assert equal == [True, True]
     assert allocated == 0

@@ -24,8 +24,10 @@ def commit(memory: RankMemory, step: int, rank: int = 0, size: int = SIZE) -> Se
 
 
 def share(node: NodeMemory, ranks: int = 1, copies: int = 2, restore: int | None = None) -> list[RankMemory]:
+    """The memory of the ranks. All of the machine's is free, whatever else runs on it."""
     name = f"step-{restore}" if restore else None
-    return [memory for memory in node.share(ranks, copies, name) if memory is not None]
+    found = [memory for memory in node.share(ranks, copies, name) if memory is not None]
+    return [replace(memory, free_bytes=machine_memory_bytes) for memory in found]
 
 
 def allocated(node: NodeMemory) -> int:

@@ -25,7 +25,7 @@ def keep(copies: PeerCopies, kept: Label, generation: int = 1, files: tuple[str,
 
 @pytest.fixture
 def copies() -> PeerCopies:
-    made = PeerCopies()
+    made = PeerCopies(machine_memory_bytes)
     made.begin(1, None)
     return made
 

@@ -19,7 +19,7 @@ from tests.trainer.support.peers import Node, nodes
 from tests.trainer.support.waiting import wait_until
 
 SIZE = 10_000
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 60.0
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import resource
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,17 +42,21 @@ def test_content_and_label_outlive_the_killed_process_that_wrote_them() -> None:
 
 
 def test_a_segment_is_no_file_of_any_folder_and_is_gone_with_its_last_holder() -> None:
-    def segments() -> int:
-        links = list(Path("/proc/self/fd").iterdir())
-        return sum(MEMORY_FILE in str(link.readlink()) for link in links if link.is_symlink())
+    def segments() -> set[int]:
+        """Inodes of the segments that this process holds; those of earlier tests may be freed at any time."""
+        found = set()
+        for link in list(Path("/proc/self/fd").iterdir()):
+            with suppress(OSError):  # it was closed meanwhile
+                found |= {link.stat().st_ino} if MEMORY_FILE in str(link.readlink()) else set()
+        return found
 
     before, files = segments(), set(Path("/dev/shm").iterdir())
     segment = Segment.create()
     segment.resize(1 << 20)
-    assert segments() == before + 1
+    (created,) = segments() - before
     assert not any(MEMORY_FILE in path.name for path in set(Path("/dev/shm").iterdir()) - files)
     del segment
-    assert segments() == before
+    assert created not in segments()
 
 
 def test_freeing_gives_the_memory_back() -> None:
@@ -103,7 +108,7 @@ def test_memory_that_is_refused_is_an_error_and_leaves_the_segment_free() -> Non
     results: multiprocessing.Queue[object] = _FORKING.Queue()
     process = _FORKING.Process(target=refuse, args=(results,))
     process.start()
-    assert results.get(timeout=30) == (errno.EFBIG, 0)
+    assert results.get(timeout=120) == (errno.EFBIG, 0)
     process.join()
 
 

@@ -11,6 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from spotune_trainer.data.preparation.inputs import find_inputs, split_into_part
 from spotune_trainer.data.preparation.prepare import PrepareOptions, PrepareProgress, prepare
 from spotune_trainer.data.rows.options import TextOptions
 from spotune_trainer.data.shards import ShardedDataset
+from tests.trainer.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +33,7 @@ Rows = list[dict[str, Any]]
 
 TEXT = TextOptions("seq2seq", "{question}", "{sql}", keep=("database",), max_length=64)
 OPTIONS = PrepareOptions(TEXT, processes=1, part_size=2000)
+KILLS = 8
 
 
 def make_rows(count: int, seed: int = 0) -> Rows:
@@ -218,14 +221,22 @@ def test_an_empty_split_is_rejected(tokenizer: PreTrainedTokenizerBase, tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
 
 
-def run_prepare(path: Path, output: Path, options: PrepareOptions, tokenizer: PreTrainedTokenizerBase) -> None:
-    prepare([path], output, options, tokenizer)
+def run_prepare(
+    path: Path, output: Path, options: PrepareOptions, tokenizer: PreTrainedTokenizerBase, parts: int
+) -> None:
+    """Prepare, but stop once so many parts are complete, until the process is killed."""
+
+    def stop(progress: PrepareProgress) -> None:
+        if progress.parts_done >= parts:
+            time.sleep(600)
+
+    prepare([path], output, options, tokenizer, stop)
 
 
-def start(*arguments: Any) -> Any:
+def start(*arguments: Any, parts: int) -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["spotune_trainer.data.preparation.prepare"])
-    process = context.Process(target=run_prepare, args=arguments)
+    process = context.Process(target=run_prepare, args=(*arguments, parts))
     process.start()
     return process
 
@@ -235,17 +246,20 @@ def assert_no_dataset(output: Path) -> None:
 
 
 def test_output_is_identical_after_kills_at_random_moments(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "a.jsonl", make_rows(3000))
+    """No process completes more than three parts: they are not done before the last kill, however fast they are."""
+    path = write_jsonl(tmp_path / "a.jsonl", make_rows(4000))
     options = dataclasses.replace(OPTIONS, part_size=9000, eval_fraction=0.1)
-    prepare([path], tmp_path / "undisturbed", options, tokenizer)
+    done: list[PrepareProgress] = []
+    prepare([path], tmp_path / "undisturbed", options, tokenizer, done.append)
+    assert done[-1].parts_total > 3 * KILLS
     moments = random.Random(11)
     output = tmp_path / "killed"
 
     def staged() -> int:
         return len(list((tmp_path / ".killed.preparing").glob("*/part-*")))
 
-    for _ in range(8):
-        process = start(path, output, options, tokenizer)
+    for _ in range(KILLS):
+        process = start(path, output, options, tokenizer, parts=staged() + 3)
         more = staged() + moments.randrange(2)
         while process.is_alive() and staged() < more:
             time.sleep(0.005)
@@ -260,7 +274,14 @@ def test_output_is_identical_after_kills_at_random_moments(tokenizer: PreTrained
 
 
 def alive(pids: Sequence[int]) -> list[int]:
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()]
+    return [pid for pid in pids if is_alive(pid)]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it has ended, perhaps just now
+        return False
 
 
 def test_output_is_identical_after_a_failure_at_any_rename(
@@ -304,7 +325,7 @@ def test_two_processes_write_the_same_bytes_as_one_and_exit_with_their_parent(
     path = write_jsonl(tmp_path / "a.jsonl", make_rows(3000))
     options = dataclasses.replace(OPTIONS, part_size=9000)
     prepare([path], tmp_path / "one", options, tokenizer)
-    process = start(path, tmp_path / "two", dataclasses.replace(options, processes=2), tokenizer)
+    process = start(path, tmp_path / "two", dataclasses.replace(options, processes=2), tokenizer, parts=1)
     deadline = time.monotonic() + 120
     while not list((tmp_path / ".two.preparing").glob("*/part-*")) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -352,7 +373,15 @@ def test_processes_are_no_further_ahead_than_is_allowed(tokenizer: PreTrainedTok
     assert len(parts) > 12
     written = pool.write_parts(parts, tmp_path / "parts", OPTIONS.part, tokenizer, 2, ahead=2)
     most = 0
+
+    def ahead(number: int) -> int:
+        return len(list((tmp_path / "parts").glob("part-*"))) - number
+
+    def is_limit_reached(number: int) -> bool:
+        return ahead(number) >= min(4, len(parts) - number)
+
     for number, _ in enumerate(written):
-        time.sleep(0.1)  # in which the processes write several parts
-        most = max(most, len(list((tmp_path / "parts").glob("part-*"))) - number)
+        assert wait_until(partial(is_limit_reached, number), 60)
+        time.sleep(0.05)  # in which the processes would write another one
+        most = max(most, ahead(number))
     assert most == 4, "this part, and those that were written meanwhile"

@@ -129,6 +129,13 @@ def cluster(runs: Runs, directory: JobDirectory) -> Cluster:
     return Cluster(runs, directory)
 
 
+@pytest.fixture(autouse=True)
+def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time of day stands still: no deadline comes closer while a test makes its first job or waits for a disk."""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+
 def check_for(watch: NodeWatch, cluster: Cluster, seconds: int) -> None:
     """Check once a second."""
     for _ in range(seconds):

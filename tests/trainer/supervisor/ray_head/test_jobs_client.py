@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -15,14 +14,15 @@ from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnav
 
 
 class JobsServer(ThreadingHTTPServer):
-    """The part of the Jobs API that the client uses; can be slow once after it has accepted a submission."""
+    """The part of the Jobs API that the client uses; can answer a submission only once somebody has found it."""
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.jobs: dict[str, dict[str, Any]] = {}
-        self.slow_after_submission_seconds = 0.0
+        self.answers_late = False
+        self.found = threading.Event()
         self.tokens: set[str | None] = set()
 
 
@@ -39,6 +39,7 @@ class Handler(BaseHTTPRequestHandler):
         elif name not in self.server.jobs:
             self.answer(404, "does not exist")
         else:
+            self.server.found.set()
             self.answer(200, {"logs": "hello"} if self.path.endswith("/logs") else self.server.jobs[name])
 
     def do_POST(self) -> None:
@@ -52,7 +53,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         record = {"driver_exit_code": 20, "message": None}
         self.server.jobs[name] = {**body, "status": "FAILED", **record}
-        time.sleep(self.server.slow_after_submission_seconds)
+        if self.server.answers_late:
+            assert self.server.found.wait(60)
         self.answer(200, {"submission_id": name})
 
     def answer(self, code: int, value: Any) -> None:
@@ -80,7 +82,11 @@ def server() -> Iterator[JobsServer]:
 
 @pytest.fixture
 def client(server: JobsServer) -> JobsClient:
-    return JobsClient(f"http://127.0.0.1:{server.server_port}", "secret", timeout_seconds=0.5)
+    return client_of(server, timeout_seconds=60.0)
+
+
+def client_of(server: JobsServer, timeout_seconds: float) -> JobsClient:
+    return JobsClient(f"http://127.0.0.1:{server.server_port}", "secret", timeout_seconds)
 
 
 def test_submission_can_be_found_with_its_exit_code(client: JobsClient, server: JobsServer) -> None:
@@ -100,14 +106,14 @@ def test_unknown_submission_is_none(client: JobsClient) -> None:
     client.stop("spotune-9")
 
 
-def test_submission_that_arrived_despite_a_timeout_is_not_repeated(client: JobsClient, server: JobsServer) -> None:
-    server.slow_after_submission_seconds = 1.0
+def test_submission_that_arrived_despite_a_timeout_is_not_repeated(server: JobsServer) -> None:
+    server.answers_late, client = True, client_of(server, timeout_seconds=2.0)
     client.submit("exec driver", "spotune-1", {})
     client.submit("exec driver", "spotune-1", {})
     assert list(server.jobs) == ["spotune-1"]
 
 
-def test_missing_response_is_a_jobs_unavailable_error(server: JobsServer) -> None:
+def test_missing_response_is_a_jobs_unavailable_error() -> None:
     nobody = JobsClient("http://127.0.0.1:9", "secret", timeout_seconds=0.5)
     with pytest.raises(JobsUnavailableError, match="was not answered"):
         nobody.version()

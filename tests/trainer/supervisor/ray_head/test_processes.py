@@ -33,7 +33,7 @@ def parent(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen(
         [sys.executable, "-c", _PARENT, str(ready)], env={**os.environ, name: value}, start_new_session=True
     )
-    assert wait_until(ready.exists, 20)
+    assert wait_until(ready.exists, 60)
     yield process
     family_of(process).kill()
     process.wait()
@@ -85,5 +85,5 @@ def test_zombie_is_not_alive(parent: subprocess.Popen[bytes]) -> None:
     assert process is not None
     assert "time.sleep" in command_line(process)
     parent.kill()
-    assert wait_until(lambda: not process.is_alive(), 20)
+    assert wait_until(lambda: not process.is_alive(), 60)
     assert command_line(Process(2**22 + 1, 0)) == ""

@@ -19,8 +19,8 @@ from spotune_trainer.worker_group.fitness.measurements import NodeMeasurement, N
 from spotune_trainer.worker_group.fitness.verdict import unfit_nodes
 
 SECRET = b"secret"
-THROTTLED = 20e6
-"""Bytes per second."""
+THROTTLED = 2e6
+"""Bytes per second: so few that also a busy machine passes on many times as many without the proxy."""
 
 
 @pytest.fixture
@@ -36,6 +36,7 @@ def throttled(target: PeerAddress) -> PeerAddress:
 
     def serve() -> None:
         client, _ = listener.accept()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)  # little waits for a client that was held up
         with listener, client, socket.create_connection((target.host, target.port)) as upstream, suppress(OSError):
             threading.Thread(target=copy, args=(client, upstream, float("inf")), daemon=True).start()
             copy(upstream, client, THROTTLED)
@@ -58,7 +59,7 @@ def recorded(*links: dict[str, float]) -> list[NodeRecord]:
 
 def test_pull_measures_the_connection(server: PeerServer) -> None:
     fast, slow = pull_rate(server.address, SECRET), pull_rate(throttled(server.address), SECRET)
-    assert 0 < slow < 1.2 * THROTTLED
+    assert 0 < slow < 2 * THROTTLED
     assert fast > 4 * slow
     assert pull_rate(server.address, b"another") == 0.0
     a, b, c = (f"{name} boot" for name in "abc")

@@ -26,13 +26,15 @@ FAULT = "GPU 0 (NVIDIA H100 80GB HBM3): 2 uncorrected ECC errors since the drive
 
 @pytest.fixture(scope="module")
 def cluster(runs: Runs, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """A Ray of two nodes with a slot each, whose second one is bad."""
+    """A Ray of two nodes with a slot each, whose second one is bad. Its job has all nodes checked."""
     folder = tmp_path_factory.mktemp("bin")
     install_nvidia_smi(folder, bad_node="n2")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
         patch.setenv("SPOTUNE_NODE", "n1")
         with started_cluster(runs, tmp_path_factory.mktemp("ray"), 1, 1) as cluster:
+            job = JobDirectory(cluster.directory).job
+            files.write_json(job, {"spec": {"workers": {"nodeCheck": "always"}}})
             yield cluster
 
 
@@ -43,7 +45,6 @@ def wait_until_known(pool: AgentPool) -> None:
 
 def test_unfit_node_is_left_out_and_known_ones_are_not_checked_again(cluster: Cluster) -> None:
     directory = JobDirectory(cluster.directory)
-    files.write_json(directory.job, {"spec": {"workers": {"nodeCheck": "always"}}})
     ledger, pool = Ledger(directory), cluster.agents
     wait_until_known(pool)
     found = {event["node"]: event for event in ledger.records("node-checked")}
@@ -70,6 +71,7 @@ def test_unfit_node_is_left_out_and_known_ones_are_not_checked_again(cluster: Cl
 
 def test_node_of_a_rank_is_left_out_only_if_enough_others_are_ready(cluster: Cluster) -> None:
     pool = cluster.agents
+    wait_until_known(pool)
     assert not pool.leave_out(0, "no rank runs", at_least=0)
     group = Group(pool, cluster.task(epochs=10_000), 1)
     until(lambda: len(list(files.read_lines(group.task.logs.steps))) > 1)

@@ -25,7 +25,8 @@ def main(config: dict[str, Any]) -> None:
         is_here = ray.train.get_context().get_world_rank() == 1
         if is_here and step == config["killAt"] and not happened.exists():
             happened.touch()
-            time.sleep(1.0)  # what is copied in the background ends
+            while (commit := session._running_commit) is not None and not commit.has_ended:
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         report(session, *arguments, **options)
 
