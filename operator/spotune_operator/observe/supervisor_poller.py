@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import TracebackType
 from typing import Final, Self
 
@@ -24,13 +25,22 @@ from spotune_operator.settings import Settings
 _STEADY_PHASES: Final = frozenset({"Training", "Evaluating", "Exporting", "Done", "Failed"})
 
 
+@dataclass(frozen=True)
+class _Request:
+    """When a request was sent: its place among all requests, because a clock may be set back, and Unix time."""
+
+    number: int
+    time: float
+
+
 @dataclass
 class _Target:
-    """A supervisor that is polled."""
+    """A supervisor that is polled. `newest` is the number of the request that `poll` has the response to."""
 
     address: str
     task: asyncio.Task[None]
     poll: PollResult = field(default_factory=PollResult)
+    newest: int = 0
 
 
 class Poller:
@@ -57,6 +67,7 @@ class Poller:
         self._limit = asyncio.Semaphore(settings.polls)
         self._targets: dict[JobKey, _Target] = {}
         self._session: aiohttp.ClientSession | None = None
+        self._numbers = count(1)
 
     async def __aenter__(self) -> Self:
         timeout = aiohttp.ClientTimeout(total=self._settings.answer_seconds)
@@ -107,6 +118,7 @@ class Poller:
         target = self._targets.get(key)
         if target is None or self._session is None:
             return
+        request = self._request()
         try:
             body = {"seconds": self._settings.stop_seconds}
             async with self._session.post(f"{target.address}/{command}", json=body, allow_redirects=False) as response:
@@ -115,7 +127,7 @@ class Poller:
             return
         if target.poll.response is not None:  # otherwise the first poll follows soon
             supervisor = SupervisorResponse.model_validate(content)
-            self._store(key, target, target.poll.response.model_copy(update={"supervisor": supervisor}))
+            self._store(key, target, target.poll.response.model_copy(update={"supervisor": supervisor}), request)
 
     async def _poll_forever(self, key: JobKey) -> None:
         while True:
@@ -128,6 +140,7 @@ class Poller:
 
     async def _poll(self, key: JobKey, target: _Target) -> None:
         assert self._session is not None, "the poller is used within its context"
+        request = self._request()
         try:
             async with self._session.get(f"{target.address}/progress", allow_redirects=False) as response:
                 content = await json_object(response)
@@ -139,10 +152,16 @@ class Poller:
             if is_first_failure:
                 self._changed(key)
             return
-        self._store(key, target, parse_progress(content))
+        self._store(key, target, parse_progress(content), request)
 
-    def _store(self, key: JobKey, target: _Target, response: ProgressResponse) -> None:
+    def _request(self) -> _Request:
+        return _Request(next(self._numbers), self._clock())
+
+    def _store(self, key: JobKey, target: _Target, response: ProgressResponse, request: _Request) -> None:
+        """Keep a response, unless there is one to a later request: a poll may overlap with a command."""
+        if request.number < target.newest:
+            return
         before = target.poll
-        target.poll = PollResult(response, self._clock())
+        target.poll, target.newest = PollResult(response, request.time), request.number
         if before.failing_since is not None or before.response is None or not before.response.same_progress(response):
             self._changed(key)

@@ -267,13 +267,13 @@ class PollResult:
 
     Attributes:
         response: The last successful response; None before the first.
-        received_at: Unix time of it.
+        requested_at: Unix time of its request: what the supervisor says is at least as new.
         failing_since: Unix time of the first failed poll since that response; None if the last poll succeeded.
         error: Why the last poll failed.
     """
 
     response: ProgressResponse | None = None
-    received_at: float = 0.0
+    requested_at: float = 0.0
     failing_since: float | None = None
     error: str = ""
 

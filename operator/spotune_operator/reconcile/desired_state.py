@@ -134,7 +134,7 @@ class ReconcileContext:
 
         An operator that is being replaced still sees what its successor writes; its own last poll is older than that.
         """
-        if self.poll.received_at >= self.observed.changed_elsewhere_at or self.progress.step is None:
+        if self.poll.requested_at >= self.observed.changed_elsewhere_at or self.progress.step is None:
             return False
         return self.progress.generation == self.previous.generation and self.progress.step < self.previous.step
 

@@ -30,7 +30,7 @@ def training_fields(context: ReconcileContext) -> dict[str, Any]:
         **{name: _rounded(value) for name in _LAST_KNOWN if (value := getattr(progress, name)) is not None},
         **_of_step(progress),
         **{name: _rounded(getattr(progress, name)) if is_training else None for name in _WHILE_TRAINING},
-        "eta": rfc3339(context.poll.received_at + left) if left is not None else "",
+        "eta": rfc3339(context.poll.requested_at + left) if left is not None else "",
         "resumed_from_step": progress.resumed_from_step or context.previous.resumed_from_step,
         "best": _best(progress, context.previous),
         "last_checkpoint": _last_checkpoint(progress, context.previous),

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -76,10 +76,12 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(*answers: Answer, settings: Settings = FAST) -> AsyncIterator[Watched]:
+async def watched(
+    *answers: Answer, settings: Settings = FAST, clock: Callable[[], float] = lambda: NOW
+) -> AsyncIterator[Watched]:
     async with local_server(*answers) as server:
         port = int(server.url.rpartition(":")[2])
-        poller = Poller(settings, lambda key: now.on_change(key), lambda: NOW, port)
+        poller = Poller(settings, lambda key: now.on_change(key), clock, port)
         now = Watched(poller, server)
         async with poller:
             poller.set_target(KEY, IP)
@@ -113,7 +115,7 @@ def test_response_is_stored_and_changes_are_reported_once() -> None:
     async def test() -> None:
         async with watched(answer(TRAINING | {"etaSeconds": 9.0})) as now:
             poll = await now.until(lambda poll: poll.response is not None)
-            assert (poll.progress.step, poll.received_at, poll.failing_since) == (3, NOW, None)
+            assert (poll.progress.step, poll.requested_at, poll.failing_since) == (3, NOW, None)
             now.server.respond_with(answer(TRAINING | {"etaSeconds": 8.0, "heartbeat": 2, "unheard": ["of"]}))
             await now.until(lambda poll: poll.progress.eta_seconds == 8.0)
             now.server.respond_with(answer(TRAINING | {"step": 4}))
@@ -303,6 +305,36 @@ def test_stop_and_start_are_sent_and_their_response_is_stored() -> None:
             orders = [asked for asked in now.server.asked if asked.words.startswith("POST")]
             assert [asked.words for asked in orders] == ["POST /stop", "POST /stop", "POST /start"]
             assert orders[0].body == {"seconds": 45.0}
+
+    run(test())
+
+
+def test_response_to_an_earlier_request_does_not_replace_that_of_a_command() -> None:
+    """The supervisor answers a poll before it gets the command, and the answer arrives after that of the command."""
+    is_late, release, state = asyncio.Event(), asyncio.Event(), "running"
+
+    async def supervisor(request: web.Request) -> web.StreamResponse:
+        nonlocal state
+        if request.method == "POST":
+            state = "stopping"
+            return web.json_response({"state": state})
+        response = web.json_response(TRAINING | {"supervisor": {"state": state}})
+        if state == "running" and is_late.is_set():
+            await release.wait()
+        return response
+
+    async def test() -> None:
+        times = count(int(NOW))
+        settings = replace(FAST, answer_seconds=20.0)
+        async with watched(supervisor, settings=settings, clock=lambda: float(next(times))) as now:
+            await now.until(lambda poll: poll.response is not None)
+            is_late.set()
+            await now.wait_for_polls(1)
+            await now.poller.send_command(KEY, "stop")
+            asked = now.poll.requested_at
+            release.set()
+            await now.until(lambda poll: poll.requested_at > asked)
+            assert [poll.progress.supervisor.state for poll in now.reported] == ["running", "stopping"]
 
     run(test())
 
