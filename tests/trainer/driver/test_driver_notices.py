@@ -17,12 +17,7 @@ from tests.trainer.support.runs import Runs
 from tests.trainer.support.simulated_cluster import LOST, TRAINED, ScriptedGroup, SimulatedCluster
 from tests.trainer.support.waiting import wait_until
 
-
-@pytest.fixture(autouse=True)
-def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of day stands still: no deadline comes closer while a busy machine lets the driver wait."""
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
+pytestmark = pytest.mark.usefixtures("stopped_clock")
 
 
 def drain_during_group(

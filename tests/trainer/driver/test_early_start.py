@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from spotune_trainer.driver.early_start import _hand_over
 from spotune_trainer.job_directory.process_marker import EARLY_DRIVER_SOCKET
 
 JOB = """
@@ -148,6 +150,16 @@ def test_a_driver_ends_with_its_job(processes: Processes) -> None:
     assert job.stdout is not None
     job.stdout.readline()
     job.kill()
+    assert early.wait(60) == -signal.SIGKILL
+
+
+def test_a_driver_ends_with_a_job_that_has_not_read_its_answer(processes: Processes) -> None:
+    """Then the connection is not closed but reset."""
+    early = processes.early_driver(SLEEP)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as job:
+        job.connect(str(processes.socket))
+        _hand_over(job, [])
+        assert job.recv(1, socket.MSG_PEEK)
     assert early.wait(60) == -signal.SIGKILL
 
 

@@ -18,6 +18,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -119,7 +120,8 @@ def _become(job: socket.socket) -> list[str]:
 
 def _follow(job: socket.socket) -> None:
     """End this process once the Ray job has ended."""
-    job.recv(1)
+    with suppress(ConnectionResetError):  # it was killed before it had read that the driver has begun
+        job.recv(1)
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -23,6 +23,8 @@ from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.worker_group.result import Slots
 from tests.trainer.support.runs import Runs
 
+pytestmark = pytest.mark.usefixtures("stopped_clock")
+
 
 @dataclass
 class SimulatedAgents:
@@ -127,13 +129,6 @@ class Cluster:
 @pytest.fixture
 def cluster(runs: Runs, directory: JobDirectory) -> Cluster:
     return Cluster(runs, directory)
-
-
-@pytest.fixture(autouse=True)
-def stopped_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of day stands still: no deadline comes closer while a test makes its first job or waits for a disk."""
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
 
 
 def check_for(watch: NodeWatch, cluster: Cluster, seconds: int) -> None:
