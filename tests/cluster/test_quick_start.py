@@ -85,24 +85,18 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 
 def test_commands_of_the_page_train_and_serve_a_model_through_a_lost_node(terminal: Terminal) -> None:
     typed = [line.text for line in lines(PAGE)]
-    watch, crash, forward, ask = (
-        next(line for line in typed if word in line) for word in ("spotune watch", "node crash", "port-forward", "curl")
+    watch, service, ask = (
+        next(number for number, line in enumerate(typed) if words in line)
+        for words in ("spotune watch", "kubectl wait ms/", "curl")
     )
-    before, during, after = (
-        typed[: typed.index(watch)],
-        typed[typed.index(crash) :][:2],
-        typed[typed.index(forward) - 1 :],
-    )
-    assert [*before, watch, *during, *after] == typed
-    for line in before:
+    for line in typed[:watch]:
         if line != DONE:
             terminal.run(line)
-    trained = terminal.start(watch)
-    terminal.run("kubectl wait finetunejob/text-to-sql --for condition=Training --timeout 5m")
-    for line in during:
+    finish_watching = terminal.start(typed[watch])
+    for line in typed[watch + 1 : service]:  # in another terminal
         terminal.run(line)
-    assert "trained" in trained()
-    for line in after:
-        output = terminal.run(line)
-        if line == ask:
-            assert '"text"' in output
+    watched = finish_watching()
+    assert "has completed" in watched
+    assert "Loading: step 0/" not in watched, "it continues from a checkpoint"
+    outputs = [terminal.run(line) for line in typed[service:]]
+    assert '"text"' in outputs[ask - service]

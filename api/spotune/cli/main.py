@@ -6,6 +6,7 @@ Every error of ``spotune.errors`` that a command raises is printed in red on sta
 
 import itertools
 import json
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -57,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Arguments after ``spotune``; None: those of the process.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    # torchao registers its enumerations with torch, which calls that outdated: nothing that a user can change.
+    logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     try:
         code = _run(argv)
     except SpotuneError as error:

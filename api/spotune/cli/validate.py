@@ -16,7 +16,7 @@ from spotune.errors import JobError, Problem, UsageError
 from spotune.fingerprint import fingerprint
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.deadlines import deadline_problems
-from spotune.job_file.load import parse_resource, read_document_of_kind
+from spotune.job_file.load import parse_resource, read_document_of_kind, sources_of
 from spotune.job_file.problems import parse_path
 from spotune.job_file.yaml_file import Document
 from spotune.service import SERVICE_KIND
@@ -41,9 +41,10 @@ def validate(
     """Validate files of FinetuneJobs, ModelServices and FinetuneSweeps: fields, values, combinations, and raw rows.
 
     Rows of dataset.prepare and of a mixture that are on this machine are read and tokenized as by spotune shard. For
-    each source the command says which rows were checked. Where training.code is a folder on this machine, the module
-    and the name of training.function are looked for in it, without running them. Of a sweep, trials are checked with
-    every value of a list and with both ends of each range, and no rows are read.
+    each source the command says which rows were checked, and it says if the folder of the model is not here. Where
+    training.code is a folder on this machine, the module and the name of training.function are looked for in it,
+    without running them. Of a sweep, trials are checked with every value of a list and with both ends of each range,
+    and no rows are read.
 
     Example: spotune validate job.yaml
     """
@@ -59,6 +60,9 @@ def validate(
             digest, checks = fingerprint(found), _check_rows(found, document, max_rows, stores=stores)
             content |= {"fingerprint": digest, "rows": [check.as_json() for check in checks]}
             lines = [f"{file}: valid ({found.metadata.name}, fingerprint {digest[:8]})"]
+            if missing := _missing_model(found, document):
+                content |= {"model": {"source": found.spec.model.source, "notChecked": missing}}
+                lines.append(f"  spec.model.source: not checked: {missing}")
             lines += [f"  {check}" for check in checks]
         elif isinstance(found, FinetuneSweep):
             content |= {"trials": found.spec.num_trials}
@@ -95,6 +99,13 @@ def _check_function(job: FinetuneJob, document: Document) -> None:
     if problem := find_import_problem(training.function, folder):
         reason = f"{training.function}: {problem}, looked for in {folder}: correct the name or spec.training.code"
         raise JobError(problems=[_located(Problem(reason, "spec.training.function"), document)])
+
+
+def _missing_model(job: FinetuneJob, document: Document) -> str:
+    """That a folder of the model is not on this machine; empty if it is, or if the job has no such folder."""
+    source = sources_of(job).get("spec.model.source", "")
+    folder = Path(document.file).absolute().parent / source
+    return "" if "://" in source or folder.exists() else f"{folder} is not on this machine"
 
 
 def _check_rows(job: FinetuneJob, document: Document, max_rows: int | None, *, stores: bool) -> list[RowCheck]:

@@ -56,6 +56,11 @@ def test_questions_become_prompt_and_completion(
     assert counts["inputTokens"]["max"] <= dataset.max_length < 2 * counts["inputTokens"]["max"]
 
 
+def test_missing_rows_are_named_before_a_model_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    code, message = refusal(capsys, "nothing.jsonl", "--model", "no-such-model")
+    assert (code, "nothing.jsonl" in message) == (20, True), message
+
+
 def test_chats_become_messages_with_their_tools(capsys: pytest.CaptureFixture[str]) -> None:
     job = init(capsys, write(CHATS), "--model", "chat")
     assert (job.spec.dataset.messages, job.spec.dataset.tools) == ("chat", "tools")

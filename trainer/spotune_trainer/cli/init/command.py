@@ -93,11 +93,14 @@ def init(
     The file runs as it is: spotune validate, plan and run take it.
     """
     from spotune_trainer.cli.init.columns import profile_columns
+    from spotune_trainer.data.preparation.inputs import find_inputs
 
     target = output_file or _DEFAULT_FILE
     _check_target(target, force=force or (interactive and output_file is None), as_json=output == "json")
     raw_rows = raw_data.of_split(data, config, split)
     machine = find_machine(gpus, device, device_memory)
+    if "://" not in data:
+        find_inputs([raw_rows])  # names a file that is missing before a model is downloaded
     profile, loaded = read_model(model, tokenizer or "")
     with Console(stderr=True).status("reading rows") as status:
         count, columns = profile_columns(raw_rows, lambda read: status.update(f"{read:,} rows read"))

@@ -1,0 +1,36 @@
+"""`spotune validate` says if it has not seen the folder of a job's model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spotune.cli.main import main
+from tests.api.support.job_files import a_job
+
+
+def validate(capsys: pytest.CaptureFixture[str], folder: Path, source: str, *options: str) -> str:
+    """The output for a job with this model, whose file is in the folder."""
+    job = a_job(model={"source": source, "task": "seq2seq"})
+    file = folder / "job.yaml"
+    file.write_text(job.model_dump_json(by_alias=True, exclude_unset=True))
+    with pytest.raises(SystemExit) as exited:
+        main(["validate", str(file), "--rows", "0", *options])
+    out, err = capsys.readouterr()
+    assert (exited.value.code, err) == (0, "")
+    return out
+
+
+def test_a_folder_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = f"{tmp_path}/data/modle is not on this machine"
+    assert f"  spec.model.source: not checked: {missing}\n" in validate(capsys, tmp_path, "data/modle")
+    found = json.loads(validate(capsys, tmp_path, "data/modle", "--output", "json"))
+    assert (found["valid"], found["model"]) == (True, {"source": "data/modle", "notChecked": missing})
+
+
+@pytest.mark.parametrize("source", ["here", "hf://google-t5/t5-small"])
+def test_other_models_are_not_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str) -> None:
+    (tmp_path / "here").mkdir()
+    assert "spec.model" not in validate(capsys, tmp_path, source)
