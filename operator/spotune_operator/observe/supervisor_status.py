@@ -17,6 +17,8 @@ freshness          when                                                         
                    older than the time between two heartbeats usually is
 ``REPEATED``       an active phase, but the supervisor is still in ``preflight`` or       nothing yet: the phase is a
                    ``waiting``                                                            previous supervisor's
+``DRIVER_SILENT``  an active phase, and the driver wrote its status before the            the driver is probably gone
+                   supervisor started
 ``FRESH``          otherwise                                                              the phase is current
 =================  =====================================================================  ==========================
 
@@ -207,6 +209,7 @@ class ProgressResponse(_LenientModel):
     tokens_per_second: Amount | None = None
     mfu: Amount | None = None
     age_seconds: Amount | None = None
+    supervisor_seconds: Amount | None = None
     silent_seconds: Amount | None = None
     heartbeat_seconds: Amount | None = None
     eta_seconds: Annotated[float, Field(ge=0, le=_MAX_ETA_SECONDS)] | None = None
@@ -227,6 +230,15 @@ class ProgressResponse(_LenientModel):
         return self.age_seconds is not None and self.age_seconds > _STALE_SECONDS
 
     @property
+    def precedes_supervisor(self) -> bool:
+        """Whether the driver wrote its status before the supervisor started.
+
+        A driver that outlives its supervisor writes a newer one at once.
+        """
+        ages = self.age_seconds, self.supervisor_seconds
+        return ages[0] is not None and ages[1] is not None and ages[0] > ages[1]
+
+    @property
     def is_silent(self) -> bool:
         """Whether the last heartbeat of training ranks is so old that one of them may be gone.
 
@@ -236,11 +248,16 @@ class ProgressResponse(_LenientModel):
         limit = _SILENT_SECONDS if usual is None else max(_LEAST_SILENT_SECONDS, 2 * usual + 2.0)
         return self.phase in _PHASES_WITH_HEARTBEAT and (self.silent_seconds or 0.0) > limit
 
+    @property
+    def _trust(self) -> tuple[bool, bool, bool]:
+        """What `PollResult.freshness` takes from the times."""
+        return self.is_stale, self.is_silent, self.precedes_supervisor
+
     def same_progress(self, other: ProgressResponse) -> bool:
         """Whether two responses differ in nothing but values that change all the time: ETA, ages and goodput."""
-        names = ("eta_seconds", "age_seconds", "silent_seconds", "heartbeat_seconds", "goodput")
+        names = ("eta_seconds", "age_seconds", "supervisor_seconds", "silent_seconds", "heartbeat_seconds", "goodput")
         times = dict.fromkeys(names)
-        if (self.is_stale, self.is_silent) != (other.is_stale, other.is_silent):
+        if self._trust != other._trust:
             return False
         return self.model_copy(update=times) == other.model_copy(update=times)
 
@@ -300,4 +317,6 @@ class PollResult:
             return Freshness.RANKS_SILENT
         if is_active and self.response.supervisor.state in ("preflight", "waiting"):
             return Freshness.REPEATED
+        if is_active and self.response.precedes_supervisor:
+            return Freshness.DRIVER_SILENT
         return Freshness.FRESH

@@ -140,6 +140,8 @@ def test_passage_of_time_alone_is_no_change() -> None:
     before = parse_progress({"step": 3, "etaSeconds": 9.0, "heartbeat": 1, "goodput": 0.93})
     later = {"step": 3, "etaSeconds": 8.0, "heartbeat": 2, "goodput": 0.92, "ageSeconds": 0.3, "silentSeconds": 3}
     assert before.same_progress(parse_progress(later))
+    assert before.same_progress(parse_progress(later | {"supervisorSeconds": 70.0}))
+    assert not before.same_progress(parse_progress(later | {"supervisorSeconds": 0.2})), "the status is older"
     assert not before.same_progress(parse_progress({"step": 4, "etaSeconds": 9.0}))
 
 
@@ -217,6 +219,14 @@ def test_no_response_breaks_a_reconcile_or_a_status(lives: list[Scenario], answe
         ({"phase": "Training", "supervisor": {"state": "preflight"}}, None, Freshness.REPEATED),
         ({"phase": "Starting", "supervisor": {"state": "preflight"}}, None, Freshness.FRESH),
         ({"phase": "Training", "supervisor": {"state": "running"}}, None, Freshness.FRESH),
+        ({"phase": "Training", "ageSeconds": 16.0, "supervisorSeconds": 2.0}, None, Freshness.DRIVER_SILENT),
+        ({"phase": "Training", "ageSeconds": 0.4, "supervisorSeconds": 2.0}, None, Freshness.FRESH),
+        ({"phase": "Loading", "ageSeconds": 16.0, "supervisorSeconds": 2.0}, None, Freshness.FRESH),
+        (
+            {"phase": "Training", "ageSeconds": 16.0, "supervisorSeconds": 2.0, "supervisor": {"state": "preflight"}},
+            None,
+            Freshness.REPEATED,
+        ),
     ],
 )
 def test_freshness_follows_the_table(

@@ -33,6 +33,7 @@ class PodApi:
         self._control = control
         self._supervisor = status
         self._last_status: dict[str, Any] = {}
+        self._started = time.monotonic()
 
     @property
     def get_routes(self) -> Mapping[str, Callable[[Query], Response | StreamingResponse]]:
@@ -45,7 +46,11 @@ class PodApi:
         return {"/stop": self._stop, "/start": self._start}
 
     def _progress(self, _query: Query) -> Response:
-        return _json(HTTPStatus.OK, {**self._status(), "supervisor": self._supervisor.as_json()})
+        own = {
+            "supervisor": self._supervisor.as_json(),
+            "supervisorSeconds": round(time.monotonic() - self._started, 3),
+        }
+        return _json(HTTPStatus.OK, {**self._status(), **own})
 
     def _status(self) -> dict[str, Any]:
         """The driver's status; while it cannot be read, the last one that could be."""
