@@ -62,9 +62,13 @@ _OLDER = (
 _MENDED = {
     5: "Ray kept a new pod reserved for a replica after the head that had asked for it was killed. The replica waited "
     "for ten minutes, until the run was given up. Since then, the operator replaces such a pod ([ADR "
-    "99](adr/0099-a-pod-that-ray-does-not-use.md)), and the seed was run again."
+    "99](adr/0099-a-pod-that-ray-does-not-use.md)), and the seed was run again.",
+    9: "All pods were killed, and a new head was there within 16 seconds. The status said Training for another twelve "
+    "seconds, by what the driver had written before. Since then, only what a driver writes after the start of the "
+    "supervisor counts. The seed has not been run since. Its first run had passed but for a mistake of the checker, "
+    "which left out statuses that a stranger had changed when it compared transitions.",
 }
-"""What seeds found when they were run before. The table has their newest run."""
+"""What seeds found in earlier runs, or in the newest, which the table has."""
 _JOBS = (
     *("job", "steps", "made again", "groups", "workers", "restarts counted", "longest gap"),
     *("recovered after", "result"),
