@@ -240,7 +240,7 @@ cluster-build-here: # where the machine cannot run a cluster, its tests are skip
 	@$(BIN)/python -m compileall -q api client operator serve trainer # pods share this folder, and cannot write what changed since the set-up
 	@if $(BIN)/spotune-testcluster check; then $(BIN)/spotune-testcluster build; fi
 # $(call group,NAME,PREFIX,ARGUMENTS,SHOW): run a group; build/ has its output, its exit code and, for pytest, what has failed
-group = rm -rf build/pytest-$(1)*; \
+group = mkdir -p build; rm -rf build/pytest-$(1)*; \
 	{ code=0; $(2) $(PYTEST) -o cache_dir=build/pytest-$(1) $(3) 2>&1 || code=$$?; echo $$code > build/pytest-$(1).code; } \
 	| { $(or $(4),cat > build/pytest-$(1).txt; cat build/pytest-$(1).txt); }; exit $$(cat build/pytest-$(1).code)
 WITHOUT_CLUSTER := env --unset SPOTUNE_TEST_REQUIRE_CLUSTER # which may still be built meanwhile
