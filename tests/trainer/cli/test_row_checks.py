@@ -223,8 +223,9 @@ def test_rows_in_stores_are_checked_if_asked(
 def test_a_tokenizer_that_is_not_here_leaves_rows_unchecked(capsys: pytest.CaptureFixture[str]) -> None:
     write_rows("rows.jsonl", [EMPTY])
     Path("job.yaml").write_text(Path("job.yaml").read_text().replace("source: model", "source: /data/models/llama"))
-    (line,) = validate(capsys)
-    assert line.endswith("rows not checked: /data/models/llama, which has the tokenizer, is not on this machine")
+    model, rows = validate(capsys)
+    assert model.endswith("spec.model.source: not checked: /data/models/llama is not on this machine")
+    assert rows.endswith("rows not checked: /data/models/llama, which has the tokenizer, is not on this machine")
 
 
 def test_a_hub_that_cannot_be_reached_leaves_rows_unchecked() -> None:
