@@ -16,7 +16,7 @@ from spotune.errors import JobError, Problem, UsageError
 from spotune.fingerprint import fingerprint
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.deadlines import deadline_problems
-from spotune.job_file.load import parse_resource, read_document_of_kind, sources_of
+from spotune.job_file.load import parse_resource, read_document_of_kind, resolve_paths, sources_of
 from spotune.job_file.problems import parse_path
 from spotune.job_file.yaml_file import Document
 from spotune.service import SERVICE_KIND
@@ -103,9 +103,9 @@ def _check_function(job: FinetuneJob, document: Document) -> None:
 
 def _missing_model(job: FinetuneJob, document: Document) -> str:
     """That a folder of the model is not on this machine; empty if it is, or if the job has no such folder."""
-    source = sources_of(job).get("spec.model.source", "")
-    folder = Path(document.file).absolute().parent / source
-    return "" if "://" in source or folder.exists() else f"{folder} is not on this machine"
+    resolved = resolve_paths(job, Path(document.file).absolute().parent)
+    folder = sources_of(resolved).get("spec.model.source", "")
+    return "" if not folder or "://" in folder or Path(folder).exists() else f"{folder} is not on this machine"
 
 
 def _check_rows(job: FinetuneJob, document: Document, max_rows: int | None, *, stores: bool) -> list[RowCheck]:

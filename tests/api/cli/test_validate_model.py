@@ -30,7 +30,10 @@ def test_a_folder_that_is_missing_is_named(tmp_path: Path, capsys: pytest.Captur
     assert (found["valid"], found["model"]) == (True, {"source": "data/nothing", "notChecked": missing})
 
 
-@pytest.mark.parametrize("source", ["here", "hf://google-t5/t5-small"])
-def test_other_models_are_not_mentioned(tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str) -> None:
+@pytest.mark.parametrize("source", ["here", "~/here", "hf://google-t5/t5-small"])
+def test_other_models_are_not_mentioned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "here").mkdir()
     assert "spec.model" not in validate(capsys, tmp_path, source)
