@@ -202,9 +202,8 @@ test-fast: $(READY) ## The tests for the inner loop: no Ray, no cluster, no rank
 
 .PHONY: test
 test: $(READY) ## All that CI runs: lint, type, every test but the long ones
-	@mkdir -p build
 	@rm -rf build/pytest-*
-	@$(MAKE) --no-print-directory --keep-going --jobs 3 checked-kubernetes checked-ranks checked-here checked-ray
+	@$(MAKE) --no-print-directory --keep-going --jobs 3 $(GROUPS:%=checked-%)
 	@$(MAKE) --no-print-directory second-tries
 	@echo "The ten slowest tests:"
 	@grep --no-filename --extended-regexp '^[0-9.]+s (call|setup|teardown) ' build/pytest-*.txt | sort --numeric-sort --reverse | sed --quiet 1,10p

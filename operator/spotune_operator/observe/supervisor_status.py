@@ -235,8 +235,8 @@ class ProgressResponse(_LenientModel):
 
         A driver that outlives its supervisor writes a newer one at once.
         """
-        ages = self.age_seconds, self.supervisor_seconds
-        return ages[0] is not None and ages[1] is not None and ages[0] > ages[1]
+        age, uptime = self.age_seconds, self.supervisor_seconds
+        return age is not None and uptime is not None and age > uptime
 
     @property
     def is_silent(self) -> bool:

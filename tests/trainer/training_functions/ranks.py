@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from spotune.job import FinetuneJob
+from spotune_testcluster.cluster import free_port
 from spotune_trainer.checkpoint.generations import choose_checkpoint, claim
 from spotune_trainer.driver.planning import plan_run
 from spotune_trainer.job_directory.job import put_job
@@ -80,7 +78,7 @@ def run_generation(
     task = next_task(directory, job)
     nodes = len(homes) or nodes
     access = {name: value for name, value in os.environ.items() if name.startswith(("AWS_", "S3_"))}
-    port, pipes, ranks = _free_port(), [], []
+    port, pipes, ranks = free_port(), [], []
     for rank in range(world_size):
         receiver, sender = FORKING.Pipe(duplex=False)
         of_node = world_size // nodes
@@ -106,14 +104,6 @@ def run_generation(
         process.kill()
         process.join()
     return task, found
-
-
-def _free_port() -> int:
-    """A free port that the kernel gives to no program that asks for any: ranks need it only seconds later."""
-    while True:
-        port = 20_000 + secrets.randbelow(10_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def run_disturbed(
