@@ -65,7 +65,7 @@ _MENDED = {
     "99](adr/0099-a-pod-that-ray-does-not-use.md)), and the seed was run again.",
     9: "All pods were killed, and a new head was there within 16 seconds. The status said Training for another twelve "
     "seconds, by what the driver had written before. Since then, only what a driver writes after the start of the "
-    "supervisor counts. The seed has not been run since. Its first run had passed but for a mistake of the checker, "
+    "supervisor counts, and the seed was run again. An earlier run had passed but for a mistake of the checker, "
     "which left out statuses that a stranger had changed when it compared transitions.",
 }
 """What seeds found in earlier runs, or in the newest, which the table has."""
