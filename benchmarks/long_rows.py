@@ -33,7 +33,7 @@ from spotune_trainer.data.batches import Batch
 from spotune_trainer.job_directory.notice import Flags
 from spotune_trainer.models import packed_attention
 from spotune_trainer.models.flops import peak_flops
-from spotune_trainer.training.mfu_meter import MfuMeter
+from spotune_trainer.models.mfu_meter import MfuMeter
 from tests.trainer.support.measured import LLAMAS, machine, publish, torchrun_group
 
 _FULL: dict[str, Any] = {}

@@ -13,6 +13,7 @@ torchrun starts the ranks.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import shutil
@@ -22,6 +23,7 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -149,11 +151,13 @@ class MeasuredWorker(QuicklyBuiltWorker):
         if not torch.cuda.is_available():
             return
         if beyond == 1:
+            torch.cuda.synchronize = self._counted(torch.cuda.synchronize)
             self._caught = warnings.catch_warnings(record=True)
             self._warned = self._caught.__enter__()
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
         if beyond == 2:
+            torch.cuda.synchronize = torch.cuda.synchronize.__wrapped__  # type: ignore[attr-defined]
             torch.cuda.set_sync_debug_mode("default")
             self._caught.__exit__(None, None, None)
             self.waits.update(
@@ -168,6 +172,17 @@ class MeasuredWorker(QuicklyBuiltWorker):
                 self._profiler.__exit__(None, None, None)
                 table = self._profiler.key_averages().table(sort_by="self_cuda_time_total", row_limit=45)
                 self._trace.write_text(table, encoding="utf-8")
+
+    def _counted(self, synchronize: Callable[..., None]) -> Callable[..., None]:
+        """`torch.cuda.synchronize`, of which PyTorch does not warn; counted by the line that calls the accelerator."""
+
+        @functools.wraps(synchronize)
+        def counted(*arguments: Any) -> None:
+            caller = traceback.extract_stack(limit=3)[0]
+            self.waits[f"{Path(caller.filename).name}:{caller.lineno}"] += 1
+            synchronize(*arguments)
+
+        return counted
 
 
 def measure(

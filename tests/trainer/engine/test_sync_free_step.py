@@ -1,4 +1,4 @@
-"""The host's run-ahead at ZeRO stage 3 is limited, and layers are gathered at once."""
+"""Steps do not wait for the device; the host's run-ahead at ZeRO stage 3 is limited; layers are gathered at once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import z3_leaf_module
 
 from spotune.plan.memory import LIVE_PARAMETERS
 from spotune_trainer.engine.compile.layers import repeated_layers
 from spotune_trainer.engine.sync_free_step import limit_run_ahead
 from tests.trainer.support.groups import run_group
-from tests.trainer.support.layouts import FROZEN, Layout, build
+from tests.trainer.support.layouts import FROZEN, Layout, build, train_in_passes
 
 
 @dataclass
@@ -80,3 +81,17 @@ def whole_layers(_rank: int, _world_size: int, frozen: tuple[str, ...]) -> list[
 @pytest.mark.parametrize(("frozen", "whole"), [((), True), (FROZEN, False)])
 def test_a_layer_is_gathered_at_once_unless_weights_are_frozen(frozen: tuple[str, ...], whole: bool) -> None:
     assert run_group(1, whole_layers, frozen) == [[whole]]
+
+
+def waits_for_device(_rank: int, _world_size: int, stage: int) -> int:
+    """How often DeepSpeed waits until the device has computed everything, in four steps of two micro-batches."""
+    engine, accelerator, waits = build(Layout(stage, 1, "bfloat16")), get_accelerator(), list[None]()
+    accelerator.synchronize = lambda *_: waits.append(None)
+    train_in_passes(engine, steps=4, passes=2)
+    return len(waits)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_no_step_waits_for_the_device(stage: int) -> None:
+    assert run_group(1, waits_for_device, stage) == [0]

@@ -26,6 +26,7 @@ from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.run_plan import RunPlan
 from spotune_trainer.models.flops import ModelShape
 from spotune_trainer.models.lora import attach_adapter
+from spotune_trainer.models.mfu_meter import MfuMeter
 from spotune_trainer.models.packed_attention import enable_packed_attention
 from spotune_trainer.models.pretrained import (
     DTYPES,
@@ -38,7 +39,6 @@ from spotune_trainer.models.pretrained import (
 from spotune_trainer.objectives.build import training_objective
 from spotune_trainer.objectives.reference import ReferenceLogProbs, reference_folder
 from spotune_trainer.observability.progress import ProgressReporter
-from spotune_trainer.training.mfu_meter import MfuMeter
 from spotune_trainer.training.task import WorkerTask
 
 

@@ -8,8 +8,8 @@ g), and the learning rate is a function of the step, so no random state and no s
 
 One small all-reduce per step, on the host. It carries, for the step that starts, its numbers of tokens and the flags of
 all ranks (commit, notice, stop, leave), so that all ranks act after the same step. For the step before, it carries the
-results (loss, row hash). The host reads them from the device only after it has launched the next forward pass, so the
-device does not idle:
+results (loss, row hash). They are copied to the host behind the optimizer step, and the host reads them only after it
+has launched the next forward pass. So it waits for the step before, and the device never idles:
 
     step k:  forward(0) | all-reduce: tokens and flags of k, results of k-1 | backward, forward(1), ..., optimizer step
 
@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import xxhash
@@ -48,57 +47,10 @@ from spotune_trainer.observability.progress import StepRecord
 from spotune_trainer.observability.stragglers import StragglerMeter
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.nonfinite_steps import BadSteps, nan_unless_finite
+from spotune_trainer.training.pending_step import HostCopy, PendingStep, StepCounts
 from spotune_trainer.training.step_features import agree_on_width, gather_features
 
 _TWO_TO_32 = 1 << 32
-
-
-@dataclass(frozen=True)
-class StepCounts:
-    """Counts of a step.
-
-    Attributes:
-        tokens: that go through the model, without padding (`Batch.tokens`); rates count these.
-        labels: tokens that carry loss.
-        losses: what each of the objective's losses is the mean over; see `Objective.counts`.
-    """
-
-    tokens: int
-    labels: int
-    losses: tuple[int, ...]
-
-
-@dataclass
-class PendingStep:
-    """A step that is done, but whose results the ranks have not added up yet; this rank's share of them.
-
-    Attributes:
-        step: optimizer steps done after it.
-        learning_rate: of the step.
-        counts: of the step, over all ranks.
-        samples: samples of the step, over all ranks.
-        sums: over the rows of each micro-batch: the losses, then the statistics of the objective, fp64,
-            ``[micro-batch, losses + statistics]``, zero for those of other ranks. They stay on the device until the
-            next step reads them.
-        row_hash: combined hash of the rows that went through backward.
-        flops: floating-point operations of this rank's rows, by the MFU formula (`models/flops.py`).
-        grad_norm: norm of the gradient before clipping, the same on all ranks; None if it is not computed.
-        seconds: wall time of the step.
-        productive_seconds: the part of `seconds` that went into the step itself.
-        own_seconds: of this rank, without waits for other ranks (`observability/own_time.py`).
-    """
-
-    step: int
-    learning_rate: float
-    counts: StepCounts
-    samples: int
-    sums: Tensor
-    row_hash: int = 0
-    flops: float = 0.0
-    grad_norm: Any = None
-    seconds: float = 0.0
-    productive_seconds: float = 0.0
-    own_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -244,7 +196,7 @@ class TrainingLoop:
         rate = self.learning_rate(step)
         set_learning_rate(self.engine, rate)
         sums = torch.zeros(self._shape_of_sums, dtype=torch.float64, device=self.engine.device)
-        pending = PendingStep(step + 1, rate, counts, self.schedule.sample_ids(step).size, sums)
+        grad_norm, row_hash, flops = None, 0, 0.0
         averaged = 1 if self._sums_are_exact else self.world_size  # DeepSpeed averages gradients over the ranks
         weights = [averaged / count for count in counts.losses]
         for index in range(self.accumulation):
@@ -253,21 +205,23 @@ class TrainingLoop:
             if index < len(micro_batches):
                 g, batch = micro_batches[index]
                 self.engine.backward(_weighted(loss, weights), scale_wrt_gas=False)
-                pending.sums[g] = _detached(loss)
-                pending.row_hash = combine_hashes([pending.row_hash, *batch.row_hashes()])
-                pending.flops += self.mfu_meter.flops(batch)
+                sums[g] = _detached(loss)
+                row_hash = combine_hashes([row_hash, *batch.row_hashes()])
+                flops += self.mfu_meter.flops(batch)
             elif loss.losses:
                 self.engine.backward(loss.losses[0] * 0.0, scale_wrt_gas=False)
             if index == self.accumulation - 1:
-                pending.grad_norm = gradient_norm_before_update(self.engine)
+                grad_norm = gradient_norm_before_update(self.engine)
                 self.before_update()
             self.engine.step()  # clips and updates after the last micro-batch only
             self.reporter.heartbeat()
         if self.training.ema_decay:
             update_ema(self.engine, self.training.ema_decay)
-        if pending.grad_norm is None:
-            pending.grad_norm = self.engine.get_global_grad_norm()
-        return pending
+        if grad_norm is None:
+            grad_norm = self.engine.get_global_grad_norm()
+        norm = None if grad_norm is None else HostCopy(torch.as_tensor(grad_norm))
+        samples = self.schedule.sample_ids(step).size
+        return PendingStep(step + 1, rate, counts, samples, HostCopy(sums.flatten()), norm, row_hash, flops)
 
     def _agree(self, step: int, micro_batches: MicroBatches, proposed: Flags) -> tuple[StepCounts, Flags]:
         """Counts of the whole step, and the flags that any rank proposed."""
@@ -301,7 +255,7 @@ class TrainingLoop:
                 last.flops if last else 0.0,
                 counts.tokens,
                 *counts.losses,
-                *(last.sums.flatten().tolist() if last else [0.0] * num_sums),  # each of one rank: exact, too
+                *(last.sums.read() if last else [0.0] * num_sums),  # each of one rank: exact, too
                 *(last.own_seconds if last and rank == self._rank else 0.0 for rank in range(self.world_size)),
             ],
             dtype=torch.float64,
@@ -323,7 +277,7 @@ class TrainingLoop:
         """Record a step, given its sums and the hash of its rows over all ranks."""
         terms = len(last.counts.losses)
         loss = mean_loss(sums[:terms], last.counts.losses)
-        grad_norm = float(last.grad_norm) if last.grad_norm is not None else None
+        grad_norm = None if last.grad_norm is None else last.grad_norm.read()
         samples = partial(self._samples, last.step - 1)
         skipped = self.bad_steps.record(last.step, loss, grad_norm, samples)
         if skipped:

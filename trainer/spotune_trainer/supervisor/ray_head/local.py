@@ -34,6 +34,7 @@ _TEMPORARY_FILES = "tmp"
 _MARKER = "SPOTUNE_LOCAL_RAY"
 _START_AGENT = "from spotune_trainer.worker_group.agent_link import start_early; start_early()"
 _START_DRIVER = "from spotune_trainer.driver.__main__ import start_early; start_early()"
+_RAY = "from spotune_trainer.supervisor.ray_head.start_hook import start_ray; start_ray()"
 _PARTS = {"gcs": "/gcs_server ", "raylet": "/raylet ", "dashboard": "/dashboard.py "}
 """The processes that a head needs to work, and the text that identifies each by its command line."""
 
@@ -293,7 +294,7 @@ def _write_token(path: Path) -> None:
 
 def _command(temporary: Path, dashboard_port: int, resources: list[str]) -> list[str]:
     return [
-        *(sys.executable, "-c", "from ray.scripts.scripts import main; main()", "start", "--head"),
+        *(sys.executable, "-c", _RAY, "start", "--head"),
         *("--temp-dir", str(temporary / "ray")),
         *("--port", "0", "--min-worker-port", "0", "--max-worker-port", "0", "--dashboard-agent-listen-port", "0"),
         *("--include-dashboard", "true", "--dashboard-host", "127.0.0.1", "--dashboard-port", str(dashboard_port)),

@@ -1,4 +1,4 @@
-"""RAY_START_HOOK of a local head: `ray start` calls it, and it leaves out the services that one job does not need.
+"""`ray start` of a local head, without the commands and services that one job does not need.
 
 A full head starts an autoscaler, a Ray Client server and a dashboard of nine processes; the Jobs API needs two of
 these. Without the others a head is ready in half the time (4.3 s instead of 8.4 s on 2 cores) and uses less memory.
@@ -6,6 +6,7 @@ these. Without the others a head is ready in half the time (4.3 s instead of 8.4
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from ray._private import services
@@ -15,10 +16,21 @@ if TYPE_CHECKING:
 
 DASHBOARD_MODULES = ("JobHead", "NodeHead")
 """The Jobs API, and the module that gives it the address of the head node."""
+_OTHER_COMMANDS = ("ray.dashboard.modules.job.cli", "ray.serve.scripts", "ray.util.state.state_cli")
+"""Groups of Ray's commands whose imports (FastAPI, pandas) take longer than all that `ray start` needs."""
+
+
+def start_ray() -> None:
+    """The command `ray`, with the arguments of this process."""
+    # Importing a module that is None here raises ImportError, and Ray leaves out commands that it cannot import.
+    sys.modules.update(dict.fromkeys(_OTHER_COMMANDS))  # type: ignore[arg-type]
+    from ray.scripts.scripts import main
+
+    main()
 
 
 def start_only_needed_services(parameters: RayParams, head: bool) -> None:
-    """Change the parameters that `ray start` is about to use; Ray calls this."""
+    """RAY_START_HOOK: change the parameters that `ray start` is about to use; Ray calls this."""
     if not head:
         return
     parameters.no_monitor = True
