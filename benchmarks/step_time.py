@@ -26,6 +26,7 @@ FITTED = (
     "attention_64",
     "attention_128",
     "attention_accesses",
+    "packed_attention",
     "eager",
     "eager_layer_seconds",
     "fp8",

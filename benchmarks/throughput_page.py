@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.fp8_tables import FP8_TABLES, Lines
+from benchmarks.kernel_alternatives_table import TABLES as KERNEL_TABLES
 from benchmarks.large_models_tables import TABLES as LARGE_MODEL_TABLES
 from benchmarks.long_rows_tables import TABLES as LONG_ROWS_TABLES
 from benchmarks.step_time_tables import TABLES as STEP_TIME_TABLES
@@ -34,6 +35,7 @@ def fill(page: str) -> str:
         **TABLES,
         **FP8_TABLES,
         **LONG_ROWS_TABLES,
+        **KERNEL_TABLES,
         **LARGE_MODEL_TABLES,
         **STEP_TIME_TABLES,
     }

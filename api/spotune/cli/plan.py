@@ -56,6 +56,9 @@ def plan(
     step_seconds: Annotated[
         float | None, typer.Option(min=0.001, help="Measured seconds per step, to show intervals in steps as well.")
     ] = None,
+    documents_per_row: Annotated[
+        float, typer.Option(min=1, help="Documents that are packed into a row, on average: for the step time.")
+    ] = 1.0,
     trace: Annotated[
         list[Path] | None,
         typer.Option(help="Trace of a spot market (seconds,nodes), for the odds of spec.deadline; repeatable."),
@@ -87,6 +90,7 @@ def plan(
         mean_seconds_to_preemption=_seconds(preemption_every, "--preemption-every"),
         storage_bytes_per_second=parse_bytes(storage_bandwidth, "--storage-bandwidth"),
         step_seconds=step_seconds,
+        documents_per_row=documents_per_row,
     )
     architecture = read_architecture(_model_config(job, config))
 

@@ -25,6 +25,7 @@ class TrainingSetup:
         precision: bytes per parameter of weights, gradients and optimizer states.
         global_batch_size: samples per optimizer step over all workers.
         sequence_length: longest sample in tokens; of the encoder, for encoder-decoder models.
+        documents_per_row: documents that are packed into a sample, on average; attention stays within each.
         target_length: longest decoder sequence of encoder-decoder models in tokens, else 0.
         pretrained: whether pretrained weights are loaded (see `count_parameters`).
         lora_rank: rank of the adapters beside frozen weights; None: all parameters are trained.
@@ -47,6 +48,7 @@ class TrainingSetup:
     global_batch_size: int
     sequence_length: int
     target_length: int = 0
+    documents_per_row: float = 1.0
     pretrained: bool = True
     lora_rank: int | None = None
     lora_dropout: bool = False

@@ -314,6 +314,11 @@ def test_interval_of_the_job_is_used_where_it_sets_one(planner: Planner) -> None
     assert "200 steps" in planner.run("--step-seconds", "0.5")[1]
 
 
+def test_documents_of_a_row_are_assumed(planner: Planner) -> None:
+    assert planner.json()["assumed"]["documentsPerRow"] == 1
+    assert planner.json("--documents-per-row", "2.5")["assumed"]["documentsPerRow"] == 2.5
+
+
 def test_assumptions_move_the_interval(planner: Planner) -> None:
     def interval(*options: str) -> float:
         seconds: float = planner.json("--workers", "4", *options)["workers"][0]["checkpoint"]["intervalSeconds"]

@@ -115,7 +115,6 @@ STEPS_NOT_PREDICTED = {
         "throughput_2_large_examples",
         0,
     ): "layers that are not compiled at ZeRO-3 on several GPUs: the processor launches the communication",
-    ("long_rows", 9): "a row of 32 documents is counted as one document",
     ("large_models", 4): "the processor updates the parameters, as before states on the host were copied",
 }
 """Runs whose step time the plan does not predict within 15 %, by output and number, and why."""
@@ -149,6 +148,7 @@ def _setup(case: dict[str, Any]) -> TrainingSetup:
         precision=precision_of("bfloat16", case["sections"].get("training", {}).get("optimizer", "adamw")),
         global_batch_size=case["batch"],
         sequence_length=case["length"],
+        documents_per_row=case.get("documents", 1),
         pretrained=False,
         lora_rank=adapter and adapter["lora"]["r"],
         lora_dropout=adapter is not None and adapter["lora"].get("dropout", 0) > 0,

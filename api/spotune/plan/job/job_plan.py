@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spotune.errors import JobError
@@ -45,11 +45,13 @@ class Assumptions:
         mean_seconds_to_preemption: mean time until one worker is preempted.
         storage_bytes_per_second: write bandwidth of the shared volume, over all workers.
         step_seconds: seconds per optimizer step, if measured.
+        documents_per_row: documents that are packed into a row, on average.
     """
 
     mean_seconds_to_preemption: float
     storage_bytes_per_second: int
     step_seconds: float | None = None
+    documents_per_row: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ class JobPlan:
                 "meanSecondsToPreemption": self.assumptions.mean_seconds_to_preemption,
                 "storageBytesPerSecond": self.assumptions.storage_bytes_per_second,
                 "stepSeconds": self.assumptions.step_seconds,
+                "documentsPerRow": self.assumptions.documents_per_row,
             },
             "workers": [workers_json(plan, compiled=self.setup.compiled) for plan in self.workers],
         }
@@ -146,7 +149,7 @@ def plan_job(
     job: FinetuneJob, architecture: Architecture, devices: Mapping[int, Device], assumptions: Assumptions
 ) -> JobPlan:
     """Plan `job` for each number of workers in `devices`, on the given device."""
-    setup = training_setup(architecture, job)
+    setup = replace(training_setup(architecture, job), documents_per_row=assumptions.documents_per_row)
     parameters = count_parameters(setup.architecture, pretrained=setup.pretrained)
     trained = setup.trained.count
     plans = [_plan_workers(job, setup, trained, count, device, assumptions) for count, device in devices.items()]

@@ -62,10 +62,12 @@ class LayerWork:
         return self.tokens * widths
 
 
-def layer_work(architecture: Architecture, sequence_length: int, target_length: int = 0) -> Iterator[LayerWork]:
+def layer_work(
+    architecture: Architecture, sequence_length: int, target_length: int = 0, documents: float = 1.0
+) -> Iterator[LayerWork]:
     """The work of one layer of each stack, for one sequence of tokens and, with an encoder, one target.
 
-    A row is counted as one document. Attention within several documents takes less.
+    The sequence has `documents` of equal length. Documents that differ take more, as attention grows with their square.
     """
     for stack in architecture.stacks:
         is_encoder = architecture.encoder_only or stack is architecture.encoder
@@ -74,7 +76,7 @@ def layer_work(architecture: Architecture, sequence_length: int, target_length: 
         # Keys and values of cross-attention are made of the encoder's output.
         from_source = 2 * stack.hidden_size * stack.key_value_size if stack.cross_attention else 0
         elements = sum(inputs * outputs for inputs, outputs in layer_matrices(stack))
-        pairs = tokens * (tokens / (1 if is_encoder else 2) + source_tokens)
+        pairs = tokens * (tokens / documents / (1 if is_encoder else 2) + source_tokens)
         yield LayerWork(
             stack=stack,
             tokens=tokens,

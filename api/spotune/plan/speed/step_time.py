@@ -45,6 +45,8 @@ class Rates:
         attention_64, attention_128: the same for attention with heads of that size, in long rows (long_rows.json).
         attention_accesses: reads and writes by attention for an element of its queries, in forward and backward. It
             makes attention in short rows slower for each operation.
+        packed_attention: time of attention within several documents of a row, in that of rows of such a length: it is
+            another kernel (throughput_1_documents.json, long_rows.json).
         memory: fraction of the bandwidth that operations between products reach (0.87 to 1 in step_profile.json).
         eager: traffic of layers that are not compiled, in that of compiled ones (throughput_1_more.json).
         eager_layer_seconds: time in which the processor launches forward and backward pass of a layer that is not
@@ -65,6 +67,7 @@ class Rates:
     attention_64: float = 0.41
     attention_128: float = 0.544
     attention_accesses: float = 61
+    packed_attention: float = 2.4
     memory: float = 0.9
     eager: float = 5.0
     eager_layer_seconds: float = 0.0067
@@ -119,7 +122,7 @@ class StepTime:
 def estimate_step_time(
     setup: TrainingSetup, layout: Layout, world_size: int, gpu: GpuSpeed, rates: Rates = RATES
 ) -> StepTime | None:
-    """The time of a step of `setup` in `layout`. Every sample is counted as long as the longest, as one document.
+    """The time of a step of `setup` in `layout`. Every sample is counted as long as the longest.
 
     None where nothing was measured: on CPUs, if the processor updates the parameters, with optimizers of whole matrices
     and with gradients in fixed point. None also for layers that are not compiled at stage 3 on several workers, where
@@ -135,7 +138,8 @@ def estimate_step_time(
     micro_batches = passes_per_step(setup.global_batch_size, world_size, layout.micro_batch_size)
     samples = min(micro_batches * layout.micro_batch_size, setup.global_batch_size)
     products = attention = memory = launches = 0.0
-    for work in layer_work(setup.architecture, setup.sequence_length, setup.target_length):
+    lengths = setup.sequence_length, setup.target_length
+    for work in layer_work(setup.architecture, *lengths, setup.documents_per_row):
         again = _recomputed_fraction(setup, layout, work)
         layers = work.stack.layers
         products += samples * layers * _product_seconds(setup, work, again, gpu, rates)
@@ -199,7 +203,8 @@ def _attention_seconds(setup: TrainingSetup, work: LayerWork, again: float, gpu:
     passes = ATTENTION_PASSES + (0 if is_saved else again)
     efficiency = rates.attention_128 if work.stack.head_size >= LARGE_HEAD_SIZE else rates.attention_64
     moved = work.query_elements * rates.attention_accesses * setup.precision.weight_bytes * passes / ATTENTION_PASSES
-    return passes * work.attention_flops / (gpu.peak_flops * efficiency) + moved / gpu.memory_bytes_per_second
+    seconds = passes * work.attention_flops / (gpu.peak_flops * efficiency) + moved / gpu.memory_bytes_per_second
+    return seconds * (rates.packed_attention if setup.documents_per_row > 1 else 1)
 
 
 def _memory_seconds(setup: TrainingSetup, work: LayerWork, again: float, gpu: GpuSpeed, rates: Rates) -> float:

@@ -28,10 +28,10 @@ def test_a_step_takes_the_planned_time(run: MeasuredRun) -> None:
 
 
 def test_the_most_used_cases_are_nearer() -> None:
-    """FP8 and bf16 at 1.1B and 8B, and long rows of one document."""
+    """FP8 and bf16 at 1.1B and 8B, and long rows."""
     outputs = ("throughput_1_fp8", "throughput_1_8B_fp8", "long_rows")
     errors = [_error(run) for run in PREDICTED if run.output in outputs]
-    assert len(errors) == 20
+    assert len(errors) == 21
     assert all(error is not None and abs(error) < 0.07 for error in errors)
 
 

@@ -40,6 +40,13 @@ def test_recomputed_layers_cost_a_forward_pass_without_attention() -> None:
     assert kept.products < half.products < recomputed.products < 4 / 3 * kept.products
 
 
+def test_documents_in_a_row_shorten_attention_alone() -> None:
+    long = replace(SETUP, sequence_length=131072)
+    one, many = step(long), step(replace(long, documents_per_row=32))
+    assert many.attention < one.attention / 4
+    assert replace(many, attention=one.attention, mfu=one.mfu) == one
+
+
 def test_states_on_the_host_cost_their_copies() -> None:
     host = step(replace(SETUP, offload="optimizer"))
     copied = 12 * SETUP.trained.count / RATES.host_bytes_per_second
