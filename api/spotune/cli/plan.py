@@ -86,6 +86,8 @@ def plan(
     job = resolve_paths(load_job(job_file), job_file.resolve().parent)
     refuse_past_deadline(job, job_file, time.time())
     worker_counts = _worker_counts(workers)
+    if documents_per_row > 1 and not job.spec.dataset.packing:
+        raise UsageError("--documents-per-row: the job packs no documents into a row: set dataset.packing: true.")
     assumptions = Assumptions(
         mean_seconds_to_preemption=_seconds(preemption_every, "--preemption-every"),
         storage_bytes_per_second=parse_bytes(storage_bandwidth, "--storage-bandwidth"),

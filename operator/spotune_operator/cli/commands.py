@@ -181,8 +181,12 @@ def logs(
         else:
             selection = LogSelection(title, component or "", lines, seconds)
             printed = (followed_service_lines if follow else service_log_lines)(cluster, selection, _notify)
+        is_empty = lines != 0
         for line in printed:
             typer.echo(line)
+            is_empty = False
+        if is_empty:
+            _notify(f"There are no logs of {title} yet. Its status tells what it waits for: spotune status {name}")
 
     return _until_interrupted(run)
 

@@ -14,7 +14,7 @@ from spotune.custom_resource.status import referenced
 from spotune.formatting import duration, evaluation, restarts
 from spotune.units.timestamps import unix_time
 from spotune_client.cluster.conditions import PROBLEMS, condition_heading, is_problem, notable_conditions
-from spotune_client.cluster.jobs import Job, phase, reason_and_message, status_of, with_cause
+from spotune_client.cluster.jobs import Job, outcome, phase, reason_and_message, status_of, with_cause
 
 _COLUMNS: Final = ("name", "phase", "progress", "loss", "ETA", "workers", "restarts", "checkpoint", "age")
 _BAR_WIDTH: Final = 16
@@ -68,7 +68,7 @@ def _cells(job: Job, now: float, *, with_bar: bool) -> list[RenderableType]:
         _progress_cell(status, with_bar=with_bar),
         _number(status.get("loss"), ".4f"),
         time_left(status, now) or "-",
-        status.get("workers") or "-",
+        "-" if outcome(job) else status.get("workers") or "-",
         str(counts.get("total") or 0),
         f"step {checkpoint['step']}" if checkpoint else "-",
         age(job, now),

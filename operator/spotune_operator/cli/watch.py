@@ -108,6 +108,8 @@ class PlainView:
         for text in shown:
             if text not in self._shown:
                 self._write(text)
+                if text.startswith("Stalled: "):
+                    self._write("waiting until the job is changed; Ctrl-C ends the watch, not the job")
         self._shown = set(shown)
 
     def notify(self, text: str) -> None:

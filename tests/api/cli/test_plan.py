@@ -316,7 +316,14 @@ def test_interval_of_the_job_is_used_where_it_sets_one(planner: Planner) -> None
 
 def test_documents_of_a_row_are_assumed(planner: Planner) -> None:
     assert planner.json()["assumed"]["documentsPerRow"] == 1
+    planner.job(source="hf://mistralai/Mistral-7B-v0.1", task="causal", dataset=", packing: true")
     assert planner.json("--documents-per-row", "2.5")["assumed"]["documentsPerRow"] == 2.5
+
+
+def test_documents_of_a_row_need_packing(planner: Planner) -> None:
+    code, _, err = planner.run("--documents-per-row", "2")
+    assert code != 0
+    assert "--documents-per-row: the job packs no documents into a row: set dataset.packing: true" in err
 
 
 def test_assumptions_move_the_interval(planner: Planner) -> None:

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from spotune.crd.definition import FINETUNE_JOBS
+from spotune_client.cluster import resources
+from spotune_client.logs import job_logs
+from spotune_operator.cli import commands
 from tests.command_line import run_spotune
+from tests.operator.support.objects import finetune_job
 
 COMMANDS = ("status", "watch", "logs", "events", "suspend", "resume", "tensorboard", "doctor")
 HEAVY = ("kubernetes", "kopf", "aiohttp", "websocket", "ray", "torch")
@@ -77,3 +82,15 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
+
+
+@pytest.mark.parametrize(("found", "hint"), [((), True), (("driver-1: begins",), False)])
+def test_logs_say_when_there_are_none(
+    found: tuple[str, ...], hint: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commands, "_cluster", lambda *_: None)
+    monkeypatch.setattr(resources, "find_object", lambda *_: (FINETUNE_JOBS, finetune_job()))
+    monkeypatch.setattr(job_logs, "log_lines", lambda *_: iter(found))
+    code, out, err = run_spotune(capsys, "logs", "t5-sql")
+    assert (code, out) == (0, "".join(f"{line}\n" for line in found))
+    assert ("There are no logs of t5-sql yet" in err) is hint

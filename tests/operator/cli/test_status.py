@@ -33,6 +33,12 @@ def test_table_has_a_row_per_job() -> None:
     ]
 
 
+def test_a_job_that_has_ended_has_no_workers() -> None:
+    completed = finetune_job(condition("Complete", "True", "Trained"), phase="Complete", workers="0/4")
+    line = rendered(table([completed], NOW, with_namespace=False, with_bar=False))[1]
+    assert "0/4" not in line
+
+
 def test_table_of_all_namespaces_names_them() -> None:
     header, row = rendered(table([training_job()], NOW, with_namespace=True, with_bar=True))
     assert header.startswith("NAMESPACE  NAME")

@@ -48,7 +48,8 @@ def test_a_condition_is_written_each_time_it_appears() -> None:
     plain = Plain()
     for conditions in ([], [STALLED], [STALLED], [], [STALLED]):
         plain.view.show(finetune_job(*conditions, phase="Provisioning"))
-    assert plain.lines == ["Provisioning", *["Stalled: ErrImagePull: no such image"] * 2]
+    waiting = "waiting until the job is changed; Ctrl-C ends the watch, not the job"
+    assert plain.lines == ["Provisioning", *["Stalled: ErrImagePull: no such image", waiting] * 2]
 
 
 def test_json_has_a_line_per_changed_status() -> None:

@@ -42,7 +42,7 @@ def test_driver_waits_for_the_minimum_of_workers_and_reports_it(runs: Runs, dire
     assert (waiting["slots"], waiting["wanted"]) == (1, 4)
     assert (statuses[0]["phase"], statuses[0]["workers"]) == ("WaitingForWorkers", {"running": 0, "wanted": 4})
     ready, unfit = (
-        "1 of 4 workers are ready (2 are needed)",
+        "1 of 4 workers are ready, 2 are needed",
         "node n7 is unfit and is left out: GPU 0 (A100): it is too hot",
     )
     assert statuses[0]["message"] == f"{ready}; waiting for other nodes; {unfit}"
@@ -73,8 +73,8 @@ def test_driver_waits_for_the_workers_that_the_model_needs(
     cluster.while_sleeping = watch
     make_driver(runs, directory, cluster, count=4, minimum="auto").run()
     assert cluster.sizes == [3]
-    assert messages[0] == "1 of 4 workers are ready (1 are needed)"
-    assert messages[-1].endswith("workers are ready (2 are needed for the memory of the model)")
+    assert messages[0] == "1 of 4 workers are ready, 1 would be enough: waiting a little for the others"
+    assert messages[-1].endswith("workers are ready, 2 are needed for the memory of the model")
     assert RunPlan.from_json(files.read_json(directory.plan) or {}).min_world_size == 2
 
 

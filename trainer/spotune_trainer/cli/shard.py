@@ -208,7 +208,7 @@ def _print_summary(dataset: PreparedDataset, console: Console) -> None:
     state = "existed already" if dataset.reused else "is written"
     splits = dataset.manifest["splits"]
     console.print(f"{dataset.place} {state}", highlight=False, soft_wrap=True)
-    table = Table("", *splits)
+    table = Table("", *(splits if len(splits) > 1 else ["rows"]))
     for column in table.columns[1:]:
         column.justify = "right"
     for title, values in table_rows(list(splits.values())):

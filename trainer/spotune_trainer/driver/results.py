@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from spotune.formatting import duration
 from spotune.job import FinetuneJob
 from spotune_trainer import files
 from spotune_trainer.bucket.link import link_of
@@ -51,5 +52,6 @@ def write_result(directory: JobDirectory, ledger: Ledger, job: FinetuneJob, summ
     }
     files.write_json(directory.result, result)
     ledger.append("finished", step=summary["steps"], wallSeconds=wall_seconds, **goodput)
-    logger.info("trained: %s", result)
+    steps, wall = summary["steps"], duration(wall_seconds)
+    logger.info("trained %d steps in %s: %s has the figures of the run", steps, wall, directory.result)
     return "; ".join(result[name] for name in _MESSAGES if result[name]) or None

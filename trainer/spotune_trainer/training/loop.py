@@ -219,7 +219,7 @@ class TrainingLoop:
             update_ema(self.engine, self.training.ema_decay)
         if grad_norm is None:
             grad_norm = self.engine.get_global_grad_norm()
-        norm = None if grad_norm is None else HostCopy(torch.as_tensor(grad_norm))
+        norm = None if grad_norm is None else HostCopy(torch.as_tensor(grad_norm, dtype=torch.float64))
         samples = self.schedule.sample_ids(step).size
         return PendingStep(step + 1, rate, counts, samples, HostCopy(sums.flatten()), norm, row_hash, flops)
 

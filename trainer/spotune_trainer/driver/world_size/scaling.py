@@ -38,7 +38,11 @@ def waiting_message(ready: int, minimum: int, desired: int, reason: str, unfit: 
         reason: why it needs the minimum.
         unfit: nodes that are left out.
     """
-    message = f"{ready} of {desired} workers are ready ({minimum} are needed{reason})"
+    message = f"{ready} of {desired} workers are ready"
+    if ready < minimum:
+        message = f"{message}, {minimum} {'is' if minimum == 1 else 'are'} needed{reason}"
+    elif ready < desired:
+        message = f"{message}, {minimum} would be enough: waiting a little for the others"
     if ready < minimum and unfit:
         message = f"{message}; waiting for other nodes"
     return "; ".join([message, *([left_out(unfit)] if unfit else [])])
