@@ -104,11 +104,11 @@ class PlainView:
             steps = f"step {step or 0}/{total}" if total else ""
             known = ", ".join(part for part in (steps, metrics_line(status, now)) if part)
             self._write(f"{self._phase}: {known}" if known else self._phase)
-        shown = {f"{condition_heading(found)}: {reason_and_message(found)}": None for found in notable_conditions(job)}
-        for text in shown:
+        shown = {f"{condition_heading(found)}: {reason_and_message(found)}": found for found in notable_conditions(job)}
+        for text, found in shown.items():
             if text not in self._shown:
                 self._write(text)
-                if text.startswith("Stalled: "):
+                if found["type"] == "Stalled":
                     self._write("waiting until the job is changed; Ctrl-C ends the watch, not the job")
         self._shown = set(shown)
 

@@ -40,9 +40,8 @@ def waiting_message(ready: int, minimum: int, desired: int, reason: str, unfit: 
     """
     message = f"{ready} of {desired} workers are ready"
     if ready < minimum:
-        message = f"{message}, {minimum} {'is' if minimum == 1 else 'are'} needed{reason}"
+        others = "; waiting for other nodes" if unfit else ""
+        message = f"{message}, {minimum} {'is' if minimum == 1 else 'are'} needed{reason}{others}"
     elif ready < desired:
         message = f"{message}, {minimum} would be enough: waiting a little for the others"
-    if ready < minimum and unfit:
-        message = f"{message}; waiting for other nodes"
     return "; ".join([message, *([left_out(unfit)] if unfit else [])])
