@@ -10,11 +10,19 @@ ranks.
 
     PYTHONPATH=. torchrun --nproc-per-node 2 benchmarks/gpu_exactness.py \
         --output benchmarks/results/gpu_exactness_2.json
+
+One process group leaves most of a GPU idle. Parts may run side by side, and their outputs are then put together:
+
+    for part in 1 2 3; do
+        torchrun --standalone ... benchmarks/gpu_exactness.py --part $part/3 --output part_$part.json &
+    done; wait
+    PYTHONPATH=. python benchmarks/gpu_exactness.py --merge part_?.json --output benchmarks/results/gpu_exactness_2.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +48,28 @@ from tests.trainer.support.runs import Layout, Runs, committed, committed_state,
 STAGES = (0, 1, 2, 3)
 DTYPES = ("float32", "bfloat16")
 INTERRUPTED_AFTER = 5
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several parts of the further configurations. The first part also has all layouts and conversions.
+
+    Attributes:
+        index: from 0.
+        of: number of parts.
+    """
+
+    index: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """Parse `1/3`, the first of three."""
+        number, of = (int(each) for each in text.split("/"))
+        if not 1 <= number <= of:
+            message = f"part {number} of {of} does not exist"
+            raise ValueError(message)
+        return cls(number - 1, of)
 
 
 class HasJob(Protocol):
@@ -210,10 +240,12 @@ def _largest_difference(steps: list[dict[str, Any]], others: list[dict[str, Any]
     return max(abs(float(a["loss"]) / float(b["loss"]) - 1) for a, b in zip(steps, others, strict=True))
 
 
-def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int], only: str) -> Iterator[dict[str, Any]]:
-    """Resume a run of every further configuration whose name begins with `only`."""
+def resume_kinds(runs: Runs, world_size: int, stages: Sequence[int], only: str, part: Part) -> Iterator[dict[str, Any]]:
+    """Resume a run of every further configuration of this part whose name begins with `only`."""
     for number, (name, kind) in enumerate(KINDS.items()):
-        if (kind.dtype == "float16" and not torch.cuda.is_available()) or not name.startswith(only):
+        if number % part.of != part.index or not name.startswith(only):
+            continue
+        if kind.dtype == "float16" and not torch.cuda.is_available():
             continue
         for stage in (1, 2 if name in _NOT_AT_STAGE_3 else 3):
             if stage not in stages:
@@ -264,30 +296,48 @@ def convert(root: Path, world_size: int) -> list[dict[str, Any]]:
     return found
 
 
+def merge(paths: Sequence[Path]) -> dict[str, Any]:
+    """One result made of those of all parts, which must be of one machine; kinds in the order of `KINDS`."""
+    parts = [json.loads(path.read_text("utf-8")) for path in paths]
+    if any(part["machine"] != parts[0]["machine"] for part in parts):
+        message = "the parts were measured on different machines or with different versions"
+        raise SystemExit(message)
+    merged = {key: [entry for part in parts for entry in part[key]] for key in ("layouts", "kinds", "conversions")}
+    names = list(KINDS)
+    merged["kinds"].sort(key=lambda kind: (names.index(kind["kind"]), kind["zeroStage"]))
+    return {"machine": parts[0]["machine"], **merged}
+
+
 def main() -> None:
     """Compare all layouts at this world size; rank 0 prints and writes the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stages", type=int, nargs="+", choices=STAGES, default=STAGES, help="ZeRO stages to test")
     parser.add_argument("--kinds", default="", help="only further configurations whose names begin so, and no layouts")
+    parser.add_argument("--part", type=Part.parse, default=Part(0, 1), help="one of several parts, such as 1/3")
+    parser.add_argument("--merge", type=Path, nargs="+", help="put these outputs of parts together; measures nothing")
     parser.add_argument("--output", type=Path, help="also write the JSON to this file")
     options = parser.parse_args()
+    if options.merge:
+        publish(merge(options.merge), options.output)
+        return
+    first = options.part.index == 0 and not options.kinds
     with torchrun_group() as (rank, world_size):
         runs = Runs(from_first_rank(Path(tempfile.mkdtemp()) if rank == 0 else None))
         if rank == 0:
             runs.job()
         distributed.barrier()
-        found: dict[str, Any] = {"machine": machine(), "layouts": [], "kinds": []}
-        for kind in resume_kinds(runs, world_size, options.stages, options.kinds):
+        found: dict[str, Any] = {"machine": machine(), "layouts": [], "kinds": [], "conversions": []}
+        for kind in resume_kinds(runs, world_size, options.stages, options.kinds, options.part):
             found["kinds"].append(kind)
             if rank == 0:
                 publish(found, options.output)
-        for dtype in DTYPES if not options.kinds else ():
+        for dtype in DTYPES if first else ():
             reference: list[dict[str, Any]] = []
             for stage in options.stages:
                 found["layouts"].append(compare(runs, Layout(world_size, stage), dtype, reference))
             if rank == 0:
                 publish(found, options.output)
-        if not options.kinds:
+        if first:
             found["conversions"] = convert(runs.root / "universal", world_size)
     if rank == 0:
         shutil.rmtree(runs.root)

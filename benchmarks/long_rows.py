@@ -99,9 +99,8 @@ class DocumentMeter(MfuMeter):
 
     def flops(self, batch: Batch) -> float:
         """Floating-point operations of the forward and backward pass of one batch."""
-        starts = batch.cu_seq_lens
-        lengths = batch.input_lengths.tolist() if starts is None else starts.diff().tolist()
-        return self._shape.causal_flops(lengths)
+        lengths = batch.input_lengths if batch.cu_seq_lens is None else batch.document_lengths()
+        return self._shape.causal_flops(lengths.tolist())
 
 
 class LongRowsWorker(MeasuredWorker):

@@ -4,7 +4,7 @@
 
 Least squares over the logarithms of planned by measured seconds (Gauss-Newton with a numeric Jacobian). Runs of one
 configuration count together as one. Runs that the plan does not predict (`STEPS_NOT_PREDICTED`) and deterministic ones,
-which have slower attention, are left out of the fit. The rates of `step_profile.json` stay as they are.
+which have slower attention, are left out of the fit. The rates of `step_profile_before.json` stay as they are.
 """
 
 from __future__ import annotations

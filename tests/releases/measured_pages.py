@@ -120,7 +120,7 @@ BENCHMARKS = (
     _benchmark("node_check", "results/node_check_*.json", TRAINING),
     _benchmark("first_step", "results/first_step.json", TRAINING),
     _benchmark("first_step", "results/first_step_h200.json", TRAINING),
-    _benchmark("step_profile", "results/step_profile.json", TRAINING),
+    _benchmark("step_profile", "results/step_profile.json results/step_profile_8B.json", TRAINING),
     _benchmark("kernel_alternatives", "results/kernel_alternatives.json", ()),
     _benchmark("long_rows", "results/long_rows.json", TRAINING),
     _benchmark("throughput", "results/throughput_*.json results/examples_*.json", TRAINING),

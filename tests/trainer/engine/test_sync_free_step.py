@@ -83,15 +83,15 @@ def test_a_layer_is_gathered_at_once_unless_weights_are_frozen(frozen: tuple[str
     assert run_group(1, whole_layers, frozen) == [[whole]]
 
 
-def waits_for_device(_rank: int, _world_size: int, stage: int) -> int:
+def waits_for_device(_rank: int, world_size: int, stage: int) -> int:
     """How often DeepSpeed waits until the device has computed everything, in four steps of two micro-batches."""
-    engine, accelerator, waits = build(Layout(stage, 1, "bfloat16")), get_accelerator(), list[None]()
+    engine, accelerator, waits = build(Layout(stage, world_size, "bfloat16")), get_accelerator(), list[None]()
     accelerator.synchronize = lambda *_: waits.append(None)
     train_in_passes(engine, steps=4, passes=2)
     return len(waits)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_no_step_waits_for_the_device(stage: int) -> None:
-    assert run_group(1, waits_for_device, stage) == [0]
+@pytest.mark.parametrize(("stage", "ranks"), [(0, 1), (1, 1), (2, 2), (3, 1)])
+def test_no_step_waits_for_the_device(stage: int, ranks: int) -> None:
+    assert run_group(ranks, waits_for_device, stage) == [0] * ranks

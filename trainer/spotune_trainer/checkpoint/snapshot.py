@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -37,8 +38,10 @@ _CHUNK_ELEMENTS = 1 << 24
 """64 MiB, about 2 ms on a PCIe 5.0 bus."""
 _MADV_POPULATE_WRITE = 23
 """Of `madvise`, in Linux since 5.14: provide all pages now, as if each had been written to."""
-_POPULATED_BYTES = 1 << 28
+_POPULATED_BYTES = 1 << 24
 """Most bytes of one call of `madvise`: it holds a lock of the process that `mmap` in other threads waits for."""
+_POPULATE_PAUSE_SECONDS = 0.001
+"""Between two such calls, so that a thread that waits for the lock gets it."""
 
 
 class Snapshot:
@@ -176,7 +179,7 @@ def _views(fragments: Sequence[FragmentSource], buffer: Tensor) -> list[Fragment
 def populate_pages(buffer: Tensor) -> None:
     """Let Linux provide the pages of new memory, whose content stays as it is. An older Linux does nothing.
 
-    Otherwise `lock_pages` lets it do so, a gigabyte or so per second. Meanwhile CUDA keeps a lock for which training
+    Otherwise `lock_pages` lets it do so, two gigabytes or so per second. Meanwhile CUDA keeps a lock for which training
     waits as soon as it allocates anything.
     """
     address, size = buffer.data_ptr(), buffer.numel() * buffer.element_size()
@@ -185,6 +188,7 @@ def populate_pages(buffer: Tensor) -> None:
         length = min(_POPULATED_BYTES, address + size - start)
         if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _MADV_POPULATE_WRITE) != 0:
             return
+        time.sleep(_POPULATE_PAUSE_SECONDS)
 
 
 def lock_pages(buffer: Tensor) -> None:

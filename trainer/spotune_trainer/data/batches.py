@@ -162,6 +162,14 @@ class Batch:
             for sample_id, *of_sample in zip(self.sample_ids, *documents, strict=True)
         ]
 
+    def document_lengths(self) -> Tokens:
+        """Tokens of each document of packed rows, without padding, ``[documents]``; like `row_hashes` before `to`."""
+        assert self.cu_seq_lens is not None, "the rows are not packed"
+        offsets, width = self.cu_seq_lens.numpy().astype(np.int64), self.input_ids.shape[1]
+        starts, lengths = offsets[:-1], np.diff(offsets)
+        rows, columns = np.divmod(np.minimum(starts, len(self.input_lengths) * width - 1), width)
+        return lengths[(lengths > 0) & (columns < self.input_lengths[rows])]
+
     def _rows(self) -> list[tuple[Tokens, Tokens]]:
         """Input ids and labels of each row, without padding."""
         inputs, labels = self.input_ids.cpu().numpy(), self.labels.cpu().numpy()

@@ -306,9 +306,8 @@ def _deepspeed_config(
         "zero_allow_untested_optimizer": True,  # for our own optimizers; our tests cover them at all their stages
         "steps_per_print": 1_000_000_000,
         "wall_clock_breakdown": False,
-        # DeepSpeed's meter of samples per second waits for the device before and after each micro-batch. With several
-        # ranks or offload it stays on, until GPUs have shown that nothing there relies on these waits.
-        "timers": {"throughput": {"enabled": world_size > 1 or config.offload != "none"}},
+        # DeepSpeed's meter of samples per second waits for the device before and after each micro-batch.
+        "timers": {"throughput": {"enabled": False}},
     }
 
 

@@ -26,14 +26,17 @@ class MfuMeter:
         return cls(shape, peak_flops(torch.cuda.get_device_name(), dtype) if torch.cuda.is_available() else None)
 
     def flops(self, batch: Batch) -> float:
-        """Floating-point operations of the forward and backward pass of one batch, without its padding.
+        """Floating-point operations of the forward and backward pass of one batch on the host, without its padding.
 
-        Mismatched documents have a forward pass only.
+        Tokens of a packed document attend to that document only. Mismatched documents have a forward pass only.
         """
-        lengths, labels = batch.input_lengths, batch.label_lengths
-        flops = self._shape.flops(len(lengths), float(lengths.mean()), float(labels.mean()))
+        if batch.cu_seq_lens is not None:
+            flops = sum(self._shape.flops(1, length) for length in batch.document_lengths().tolist())
+        else:
+            rows = zip(batch.input_lengths.tolist(), batch.label_lengths.tolist(), strict=True)
+            flops = sum(self._shape.flops(1, *lengths) for lengths in rows)
         if batch.mismatched is not None:
-            flops += self._shape.forward_flops(len(lengths), float(batch.mismatched.input_lengths.mean()))
+            flops += sum(self._shape.forward_flops(1, length) for length in batch.mismatched.input_lengths.tolist())
         return flops
 
     def mfu(self, flops: float, seconds: float, world_size: int) -> float | None:

@@ -88,21 +88,28 @@ def layer_work(
 
 
 def model_flops(
-    architecture: Architecture, sequence_length: int, target_length: int = 0, *, pretrained: bool, frozen: bool
+    architecture: Architecture,
+    sequence_length: int,
+    target_length: int = 0,
+    documents: float = 1.0,
+    *,
+    pretrained: bool,
+    frozen: bool,
 ) -> float:
     """Operations of a step for one sequence, as the MFU of a run counts them (`spotune_trainer.models.flops`).
 
-    A token takes 6 N operations (4 N if the model is frozen beside adapters) and 12 L d T. Recomputed layers do not
-    count, and masked scores do.
+    A token takes 6 N operations (4 N if the model is frozen beside adapters) and 12 L d T. T is the length of a
+    document, of which the sequence has `documents` of equal length. Recomputed layers do not count, and masked scores
+    do.
     """
     counts = count_parameters(architecture, pretrained=pretrained)
 
-    def flops(parameters: int, stack: Stack, tokens: int, attended: int) -> float:
+    def flops(parameters: int, stack: Stack, tokens: int, attended: float) -> float:
         passes = 4 if frozen else 6
         return float(tokens * (passes * parameters + 12 * stack.layers * architecture.hidden_size * attended))
 
     if architecture.encoder is None:
-        return flops(counts.total, architecture.decoder, sequence_length, sequence_length)
+        return flops(counts.total, architecture.decoder, sequence_length, sequence_length / documents)
     encoder = flops(counts.encoder, architecture.encoder, sequence_length, sequence_length)
     attended = target_length + sequence_length
     return encoder + flops(counts.total - counts.encoder, architecture.decoder, target_length, attended)

@@ -38,16 +38,17 @@ LOGIT_BYTES = 30
 
 @dataclass(frozen=True)
 class Rates:
-    """How near to its limits a step comes: `benchmarks/step_time.py` fits them, but for those of step_profile.json.
+    """How near to its limits a step comes. `benchmarks/step_time.py` fits all but those of step_profile_before.json.
 
     Attributes:
-        products: fraction of the peak that matrix products reach (0.71 to 0.72 in step_profile.json).
+        products: fraction of the peak that matrix products reach (0.71 to 0.72 in step_profile_before.json).
         attention_64, attention_128: the same for attention with heads of that size, in long rows (long_rows.json).
         attention_accesses: reads and writes by attention for an element of its queries, in forward and backward. It
             makes attention in short rows slower for each operation.
         packed_attention: time of attention within several documents of a row, in that of rows of such a length: it is
             another kernel (throughput_1_documents.json, long_rows.json).
-        memory: fraction of the bandwidth that operations between products reach (0.87 to 1 in step_profile.json).
+        memory: fraction of the bandwidth that operations between products reach (0.87 to 1 in
+            step_profile_before.json).
         eager: traffic of layers that are not compiled, in that of compiled ones (throughput_1_more.json).
         eager_layer_seconds: time in which the processor launches forward and backward pass of a layer that is not
             compiled (bloomz in throughput_1_examples.json, whose GPU mostly waits). It depends on the machine.
@@ -57,7 +58,7 @@ class Rates:
             forward and backward (long_rows.json, large_models.json).
         dequantization_bytes: bytes that could be moved while a weight of 4 bits is converted (large_models.json).
         update_bytes, update_8bit_bytes: the same while a parameter is updated, with 32-bit and 8-bit moments, norm and
-            clipping included (kernels of the optimizer in step_profile.json).
+            clipping included (kernels of the optimizer in step_profile_before.json).
         update_8bit_eager_bytes: the same with 8-bit moments if nothing is compiled: many small kernels (the T5s in
             large_models.json).
         host_bytes_per_second: how fast optimizer states come from the host, while others go back (large_models.json).
@@ -168,8 +169,8 @@ def estimate_step_time(
     )
     flops = setup.global_batch_size * model_flops(
         setup.architecture,
-        setup.sequence_length,
-        setup.target_length,
+        *lengths,
+        setup.documents_per_row,
         pretrained=setup.pretrained,
         frozen=setup.lora_rank is not None,
     )

@@ -43,9 +43,12 @@ def test_exceptions_are_those_that_need_a_reason() -> None:
 
 
 def test_mfu_is_the_one_that_the_run_reported() -> None:
-    """The planned operations over the measured time, where rows had no padding and the meter of a run was used."""
+    """The planned operations over the measured time, where rows had no padding and the meter of a run was used.
+
+    That meter counted packed rows whole when they were measured.
+    """
     outputs = [run for run in PREDICTED if run.output.startswith("throughput_1_")]
-    runs = [run for run in outputs if not run.case["size"].startswith("t5")]
+    runs = [run for run in outputs if not run.case["size"].startswith("t5") and run.case.get("documents", 1) == 1]
     assert len(runs) > 20
     for run in runs:
         step = run.planned_step()

@@ -47,6 +47,14 @@ def test_documents_in_a_row_shorten_attention_alone() -> None:
     assert replace(many, attention=one.attention, mfu=one.mfu) == one
 
 
+def test_mfu_counts_scores_within_documents_alone() -> None:
+    long = replace(SETUP, sequence_length=131072)
+    steps = step(long), step(replace(long, documents_per_row=32)), step(replace(long, sequence_length=4096))
+    one, many, short = (each.mfu * each.seconds / each.tokens for each in steps)
+    assert many == pytest.approx(short)
+    assert many < 0.3 * one
+
+
 def test_states_on_the_host_cost_their_copies() -> None:
     host = step(replace(SETUP, offload="optimizer"))
     copied = 12 * SETUP.trained.count / RATES.host_bytes_per_second
