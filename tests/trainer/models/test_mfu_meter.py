@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -16,8 +18,8 @@ def packed(*lengths: int) -> Row:
     return {"input_ids": np.arange(2, 2 + sum(lengths)), "lengths": np.array(lengths, dtype=np.int32)}
 
 
-def flops(rows: list[Row], **options: int) -> float:
-    return MfuMeter(SHAPE, None).flops(collate(rows, "causal", pad_token_id=0, **options))
+def flops(rows: Sequence[Row], multiple: int = 1) -> float:
+    return MfuMeter(SHAPE, None).flops(collate(rows, "causal", pad_token_id=0, pad_to_multiple_of=multiple))
 
 
 def test_rows_of_different_lengths_count_each_by_itself() -> None:
@@ -29,7 +31,7 @@ def test_rows_of_different_lengths_count_each_by_itself() -> None:
 def test_tokens_of_packed_documents_attend_to_their_document_only(multiple: int) -> None:
     rows = [packed(5, 7), packed(3), packed(1, 1, 9)]
     expected = sum(SHAPE.flops(1, length) for length in (5, 7, 3, 1, 1, 9))
-    assert flops(rows, pad_to_multiple_of=multiple) == expected
+    assert flops(rows, multiple) == expected
 
 
 def test_an_encoder_decoder_counts_the_target_of_each_row() -> None:

@@ -165,10 +165,12 @@ class Batch:
     def document_lengths(self) -> Tokens:
         """Tokens of each document of packed rows, without padding, ``[documents]``; like `row_hashes` before `to`."""
         assert self.cu_seq_lens is not None, "the rows are not packed"
-        offsets, width = self.cu_seq_lens.numpy().astype(np.int64), self.input_ids.shape[1]
+        width = self.input_ids.shape[1]
+        offsets: Tokens = self.cu_seq_lens.numpy().astype(np.int64)
         starts, lengths = offsets[:-1], np.diff(offsets)
         rows, columns = np.divmod(np.minimum(starts, len(self.input_lengths) * width - 1), width)
-        return lengths[(lengths > 0) & (columns < self.input_lengths[rows])]
+        documents: Tokens = lengths[(lengths > 0) & (columns < self.input_lengths[rows])]
+        return documents
 
     def _rows(self) -> list[tuple[Tokens, Tokens]]:
         """Input ids and labels of each row, without padding."""
