@@ -1,4 +1,4 @@
-"""The health of jobs and services in Argo CD and Flux, by the former's Lua runtime and the latter's status library."""
+"""The health of objects in Argo CD and Flux, by the former's Lua runtime and the latter's status library."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import yaml
 from spotune.custom_resource import API_VERSION
 from spotune.job import KIND
 from spotune.service import SERVICE_KIND
+from spotune.sweep import SWEEP_KIND
 from spotune_operator.errors import StalledError
 from spotune_operator.reconcile.decide import stalled
 from spotune_testcluster import binaries
@@ -22,6 +23,7 @@ from tests import ROOT
 from tests.operator.serving.scenario import OUTPUT, PENDING
 from tests.operator.serving.scenario import Scenario as ServiceScenario
 from tests.operator.support.scenarios import Scenario, a_cluster_job, new_scenario, training_scenario
+from tests.operator.sweeps.scenario import GRID, SweepScenario, a_sweep, run_to_the_end
 
 pytestmark = pytest.mark.cluster
 
@@ -201,10 +203,64 @@ EXPECTED_OF_SERVICES: Mapping[Callable[[], ServiceScenario], Health] = {
 
 @pytest.mark.parametrize("moment", EXPECTED_OF_SERVICES, ids=lambda make: make.__name__)
 def test_health_is_that_of_the_service(moment: Callable[[], ServiceScenario], tmp_path: Path) -> None:
-    scenario, expected = moment(), EXPECTED_OF_SERVICES[moment]
+    check(SERVICE_KIND, moment(), EXPECTED_OF_SERVICES[moment], tmp_path)
+
+
+def running_sweep() -> SweepScenario:
+    scenario = SweepScenario()
+    scenario.reconcile()
+    scenario.reconcile()
+    return scenario
+
+
+def complete_sweep() -> SweepScenario:
+    scenario = SweepScenario()
+    run_to_the_end(scenario, [0.3, 0.1, 0.2, 0.6, 0.5, 0.4])
+    return scenario
+
+
+def failed_sweep() -> SweepScenario:
+    scenario = SweepScenario(a_sweep(**GRID, budget={"maxFailedTrials": 2}))
+    scenario.reconcile()
+    scenario.fails(0)
+    scenario.fails(1)
+    scenario.reconcile()
+    return scenario
+
+
+def stalled_sweep() -> SweepScenario:
+    scenario = running_sweep()
+    scenario.has_condition(0, "Stalled", "VolumeFull", "the volume is full")
+    scenario.reconcile()
+    return scenario
+
+
+def suspended_sweep() -> SweepScenario:
+    scenario = SweepScenario(a_sweep(**GRID, suspend=True))
+    scenario.reconcile()
+    return scenario
+
+
+EXPECTED_OF_SWEEPS: Mapping[Callable[[], SweepScenario], Health] = {
+    running_sweep: Health("Progressing", "InProgress", "running"),
+    complete_sweep: Health("Healthy", "Current", "6 complete"),
+    failed_sweep: Health("Degraded", "Failed", "the loss is not finite"),
+    stalled_sweep: Health("Degraded", "Failed", "the volume is full"),
+    suspended_sweep: Health("Suspended", "InProgress", "no trial has pods"),
+}
+
+
+@pytest.mark.parametrize("moment", EXPECTED_OF_SWEEPS, ids=lambda make: make.__name__)
+def test_health_is_that_of_the_sweep(moment: Callable[[], SweepScenario], tmp_path: Path) -> None:
+    check(SWEEP_KIND, moment(), EXPECTED_OF_SWEEPS[moment], tmp_path)
+
+
+def check(kind: str, scenario: ServiceScenario | SweepScenario, expected: Health, folder: Path) -> None:
+    """Compare the health of an object in both tools."""
     metadata = {"name": "answers", "namespace": "team", "generation": scenario.generation}
     status = scenario.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    service = {"apiVersion": API_VERSION, "kind": SERVICE_KIND, "metadata": metadata, "spec": {}, "status": status}
-    (found,) = judge(SERVICE_KIND, [service], tmp_path)
+    (found,) = judge(
+        kind, [{"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": {}, "status": status}], folder
+    )
     assert (found["argo"], found["flux"]) == (expected.argo, expected.flux)
     assert expected.words in found["argoMessage"]
