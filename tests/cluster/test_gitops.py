@@ -20,10 +20,11 @@ from spotune_operator.reconcile.decide import stalled
 from spotune_testcluster import binaries
 from spotune_testcluster.home import Home
 from tests import ROOT
+from tests.api.support.sweep_files import a_sweep
 from tests.operator.serving.scenario import OUTPUT, PENDING
 from tests.operator.serving.scenario import Scenario as ServiceScenario
 from tests.operator.support.scenarios import Scenario, a_cluster_job, new_scenario, training_scenario
-from tests.operator.sweeps.scenario import GRID, SweepScenario, a_sweep, run_to_the_end
+from tests.operator.sweeps.scenario import GRID, SweepScenario, run_to_the_end
 
 pytestmark = pytest.mark.cluster
 
