@@ -13,6 +13,7 @@ no head pod runs; workers that trained still run       ``Unknown``              
 no head pod runs                                       ``False``                  ``NoHead``
 freshness ``UNREACHABLE``                              ``Unknown``                ``SupervisorUnreachable``
 freshness ``NO_RESPONSE`` or ``REPEATED``              unchanged, or ``False``    unchanged, or ``Starting``
+the job was resumed while its workers stopped          ``False``                  ``NotRunning``
 freshness ``DRIVER_SILENT``, and commits fail          ``Unknown``                ``NotWritten``
 freshness ``DRIVER_SILENT``                            ``False``                  ``Recovering``
 freshness ``RANKS_SILENT``                             ``Unknown``                ``NoSignOfLife``
@@ -210,6 +211,8 @@ def _training(context: ReconcileContext) -> Iterator[Finding]:
     elif context.freshness in (Freshness.NO_RESPONSE, Freshness.REPEATED):
         if find(context.previous.conditions, "Training") is None:
             yield Finding("Training", "False", "Starting", "the supervisor has not been polled yet")
+    elif context.is_still_stopping:
+        yield Finding("Training", "False", "NotRunning", "the workers stop, and then start again")
     else:
         yield _training_by_progress(context)
 

@@ -226,10 +226,9 @@ def _is_default(storage_class: Any) -> bool:
 
 
 def _command(context: ReconcileContext) -> Literal["stop", "start", ""]:
-    state = context.progress.supervisor.state
     if context.target is ClusterTarget.COMMIT:
         return "stop"
-    if context.target is ClusterTarget.RUN and state in ("stopping", "stopped"):
+    if context.target is ClusterTarget.RUN and context.is_stopping:
         return "start"
     return ""
 

@@ -139,9 +139,20 @@ class ReconcileContext:
         return self.progress.generation == self.previous.generation and self.progress.step < self.previous.step
 
     @property
+    def is_stopping(self) -> bool:
+        """Whether the supervisor was told to stop, or has stopped."""
+        return self.progress.supervisor.state in ("stopping", "stopped")
+
+    @property
+    def is_still_stopping(self) -> bool:
+        """Whether the workers of a resumed job still stop: what the supervisor reports is from before."""
+        return self.is_stopping and not self.is_unreachable and not is_true(self.previous.conditions, "Training")
+
+    @property
     def is_active(self) -> bool:
         """Whether the workers train, evaluate or export, as far as the operator can tell."""
-        return self.progress.phase in ACTIVE_PHASES and self.freshness in (Freshness.FRESH, Freshness.REPEATED)
+        is_known = self.freshness in (Freshness.FRESH, Freshness.REPEATED)
+        return self.progress.phase in ACTIVE_PHASES and is_known and not self.is_still_stopping
 
     # Outcome
 

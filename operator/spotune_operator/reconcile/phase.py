@@ -8,6 +8,9 @@ from spotune_operator.kube.conditions import Finding
 from spotune_operator.observe.supervisor_status import Freshness
 from spotune_operator.reconcile.desired_state import ReconcileContext
 
+_WITHOUT_PODS = ("", "Provisioning", "Restarting", "Suspending", "Suspended")
+"""Phases in which no pods run, or are to run."""
+
 
 def phase(context: ReconcileContext, findings: Mapping[str, Finding], previous: str) -> str:
     """The phase of a job.
@@ -33,8 +36,10 @@ def phase(context: ReconcileContext, findings: Mapping[str, Finding], previous: 
 
 def _phase_of_supervisor(context: ReconcileContext, previous: str) -> str:
     """The phase that the supervisor reports; the previous one while its progress is unknown."""
+    if context.is_still_stopping:
+        return "Starting"
     if not context.has_own_progress:
-        return previous if previous not in ("", "Provisioning", "Restarting") else "Starting"
+        return previous if previous not in _WITHOUT_PODS else "Starting"
     if not context.preflight_passed:
         return "Preflight"
     if context.freshness is Freshness.DRIVER_SILENT:

@@ -66,6 +66,41 @@ def test_cancelled_suspension_starts_the_supervisor_again() -> None:
     assert scenario.decide().command == "start"
 
 
+@pytest.mark.parametrize("state", ["stopping", "stopped"])
+def test_job_that_is_resumed_while_its_workers_stop_does_not_train_yet(state: str) -> None:
+    scenario = training_scenario()
+    scenario.edit(a_cluster_job(suspend=True))
+    scenario.decide()
+    scenario.supervisor_reports("Training", state, step=20)
+    scenario.edit(a_cluster_job())
+    assert scenario.decide().command == "start"
+    assert (scenario.status.phase, scenario.is_true("Training"), scenario.is_true("Ready")) == (
+        "Starting",
+        False,
+        False,
+    )
+    assert scenario.condition("Ready").message == "the workers stop, and then start again"
+    assert scenario.status.tokens_per_second is None
+    scenario.supervisor_reports("Training", "waiting", step=20)  # the response to the command
+    scenario.decide()
+    assert (scenario.status.phase, scenario.is_true("Training"), scenario.is_true("Ready")) == (
+        "Starting",
+        False,
+        False,
+    )
+    scenario.supervisor_reports("Training", step=21)
+    scenario.decide()
+    assert (scenario.status.phase, scenario.is_true("Training")) == ("Training", True)
+    assert scenario.is_true("Ready")
+
+
+def test_job_that_trains_on_while_its_supervisor_is_told_to_end_still_trains() -> None:
+    scenario = training_scenario()
+    scenario.supervisor_reports("Training", "stopping", step=20)
+    scenario.decide()
+    assert scenario.is_true("Training")
+
+
 def test_job_created_suspended_has_no_pods() -> None:
     decision = Scenario(a_cluster_job(suspend=True)).decide()
     assert cluster_of(decision)["suspend"] is True
