@@ -67,6 +67,9 @@ _MENDED = {
     "seconds, by what the driver had written before. Since then, only what a driver writes after the start of the "
     "supervisor counts, and the seed was run again. An earlier run had passed but for a mistake of the checker, "
     "which left out statuses that a stranger had changed when it compared transitions.",
+    22: "A job was resumed six seconds after its suspension. For seven seconds the status said Training, by the last "
+    "poll of workers that were just stopping. Since then, such a job counts as Starting until a newer poll says "
+    "otherwise, and the seed was run again.",
 }
 """What seeds found in earlier runs, or in the newest, which the table has."""
 _JOBS = (
