@@ -99,8 +99,7 @@ class DocumentMeter(MfuMeter):
 
     def flops(self, batch: Batch) -> float:
         """Floating-point operations of the forward and backward pass of one batch."""
-        lengths = batch.input_lengths if batch.cu_seq_lens is None else batch.document_lengths()
-        return self._shape.causal_flops(lengths.tolist())
+        return self._shape.causal_flops(batch.document_lengths().tolist())
 
 
 class LongRowsWorker(MeasuredWorker):

@@ -116,12 +116,12 @@ EXPECTED: Mapping[Callable[[], Scenario], Health] = {
 }
 
 
-def as_object(scenario: Scenario) -> dict[str, Any]:
-    """The job in the API server. A new job has the default status of the definition."""
+def as_object(kind: str, scenario: Scenario | ServiceScenario | SweepScenario) -> dict[str, Any]:
+    """The object in the API server. A new one has the default status of the definition."""
     status = scenario.status.model_dump(mode="json", by_alias=True, exclude_none=True)
     return {
         "apiVersion": API_VERSION,
-        "kind": KIND,
+        "kind": kind,
         "metadata": {"name": "a", "namespace": "team", "generation": scenario.generation},
         "spec": {},
         "status": status if scenario.status.conditions else {"observedGeneration": -1},
@@ -142,7 +142,7 @@ def judge(kind: str, objects: Sequence[Mapping[str, Any]], folder: Path) -> list
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[[], Scenario], dict[str, str]]:
     """The health of every scenario in both tools."""
-    found = judge(KIND, [as_object(make()) for make in EXPECTED], tmp_path_factory.mktemp("argocd"))
+    found = judge(KIND, [as_object(KIND, make()) for make in EXPECTED], tmp_path_factory.mktemp("argocd"))
     return dict(zip(EXPECTED, found, strict=True))
 
 
@@ -150,7 +150,11 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[[], Scenar
 def test_health_is_that_of_the_job(
     moment: Callable[[], Scenario], judged: dict[Callable[[], Scenario], dict[str, str]]
 ) -> None:
-    found, expected = judged[moment], EXPECTED[moment]
+    check(judged[moment], EXPECTED[moment])
+
+
+def check(found: Mapping[str, str], expected: Health) -> None:
+    """Compare the health of an object in both tools."""
     assert (found["argo"], found["flux"]) == (expected.argo, expected.flux)
     assert expected.words in found["argoMessage"]
 
@@ -204,7 +208,8 @@ EXPECTED_OF_SERVICES: Mapping[Callable[[], ServiceScenario], Health] = {
 
 @pytest.mark.parametrize("moment", EXPECTED_OF_SERVICES, ids=lambda make: make.__name__)
 def test_health_is_that_of_the_service(moment: Callable[[], ServiceScenario], tmp_path: Path) -> None:
-    check(SERVICE_KIND, moment(), EXPECTED_OF_SERVICES[moment], tmp_path)
+    (found,) = judge(SERVICE_KIND, [as_object(SERVICE_KIND, moment())], tmp_path)
+    check(found, EXPECTED_OF_SERVICES[moment])
 
 
 def running_sweep() -> SweepScenario:
@@ -253,15 +258,5 @@ EXPECTED_OF_SWEEPS: Mapping[Callable[[], SweepScenario], Health] = {
 
 @pytest.mark.parametrize("moment", EXPECTED_OF_SWEEPS, ids=lambda make: make.__name__)
 def test_health_is_that_of_the_sweep(moment: Callable[[], SweepScenario], tmp_path: Path) -> None:
-    check(SWEEP_KIND, moment(), EXPECTED_OF_SWEEPS[moment], tmp_path)
-
-
-def check(kind: str, scenario: ServiceScenario | SweepScenario, expected: Health, folder: Path) -> None:
-    """Compare the health of an object in both tools."""
-    metadata = {"name": "answers", "namespace": "team", "generation": scenario.generation}
-    status = scenario.status.model_dump(mode="json", by_alias=True, exclude_none=True)
-    (found,) = judge(
-        kind, [{"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": {}, "status": status}], folder
-    )
-    assert (found["argo"], found["flux"]) == (expected.argo, expected.flux)
-    assert expected.words in found["argoMessage"]
+    (found,) = judge(SWEEP_KIND, [as_object(SWEEP_KIND, moment())], tmp_path)
+    check(found, EXPECTED_OF_SWEEPS[moment])

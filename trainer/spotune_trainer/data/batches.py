@@ -163,8 +163,9 @@ class Batch:
         ]
 
     def document_lengths(self) -> Tokens:
-        """Tokens of each document of packed rows, without padding, ``[documents]``; like `row_hashes` before `to`."""
-        assert self.cu_seq_lens is not None, "the rows are not packed"
+        """Tokens of each document, without padding, ``[documents]``; like `row_hashes` before `to`."""
+        if self.cu_seq_lens is None:
+            return self.input_lengths
         width = self.input_ids.shape[1]
         offsets: Tokens = self.cu_seq_lens.numpy().astype(np.int64)
         starts, lengths = offsets[:-1], np.diff(offsets)
