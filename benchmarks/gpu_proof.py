@@ -52,7 +52,8 @@ SMALL, LARGE, ROW_TOKENS = ("small", "1.1B", 2048) if ON_GPU else ("tiny", "tiny
 """Models and row length; the smallest ones on a machine without a GPU, for a trial."""
 BATCH = 52
 """Rows per step: an epoch of 256 rows then has as many steps as the oracle expects."""
-LARGE_STEPS, LARGE_COMMIT_EVERY = 32, 4
+LARGE_STEPS, LARGE_COMMIT_EVERY = 56, 4
+"""A commit lasts as long as eight steps or more; a kill follows after each of four."""
 
 EQUAL = ("samplesEqual", "lossesEqual", "weightsBitEqual")
 

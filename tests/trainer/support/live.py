@@ -89,11 +89,17 @@ class LiveRun:
         self.wait_until(lambda: self.last_step() >= step, f"step {step}")
 
     def seconds_to_new_step(self, fault: Callable[[], None]) -> float:
-        """Call `fault`, which ends the worker group; returns the seconds until a step beyond all earlier ones."""
-        generation = latest_generation(self.directory)
+        """Call `fault`; returns the seconds until a step beyond all earlier ones, after the loss was noticed.
+
+        The loss of a worker ends its generation. That of a driver or of Ray's head does not: the next one adopts it.
+        """
+        generation, adoptions = latest_generation(self.directory), len(self.events("adopted"))
         began = time.monotonic()
         fault()
-        self.wait_until(lambda: latest_generation(self.directory) > generation, "the next generation")
+        self.wait_until(
+            lambda: latest_generation(self.directory) > generation or len(self.events("adopted")) > adoptions,
+            "the next generation, or a driver that adopts this one",
+        )
         old = files.read_lines(self.directory.generation_logs(generation).steps)
         self.wait_for_step(max(line["step"] for line in old) + 1)
         return time.monotonic() - began
