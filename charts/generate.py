@@ -47,7 +47,8 @@ $ helm install spotune charts/spotune --namespace spotune-system \\
 ```
 
 There are no published images yet: [build them](../../docs/quick-start/README.md#images). On a cloud
-add `--values charts/spotune/values-aks.yaml` (`-gke`, `-eks`): it keeps the operator off spot nodes.
+add `--values charts/spotune/values-aks.yaml` (`-gke`, `-eks`): it keeps the operator off spot
+nodes.
 
 | command | what it does to running jobs |
 |---|---|
