@@ -193,7 +193,9 @@ class PodSupervisor:
 
     def _run(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
+        self._status.is_run_ending = lambda: supervisor.is_ending
         try:
             supervisor.run(self.url)
         finally:
             self._supervisor = None
+            self._status.is_run_ending = lambda: False
