@@ -139,6 +139,7 @@ def test_stop_lets_the_workers_commit_and_start_continues(pod: MountedPod) -> No
         assert pod.post("/stop", b'{"seconds": 30}')["state"] == "stopping"
         notice = files.read_json(pod.directory.notice)
         pod.until_state("stopped")
+        assert pod.progress()["phase"] == "Starting"
         assert pod.post("/stop")["state"] == "stopped"
         notice = files.read_json(pod.directory.notice)
         assert notice is not None
