@@ -41,11 +41,14 @@ FinetuneSweeps and ModelServices.
 
 ```console
 $ helm install spotune charts/spotune --namespace spotune-system \\
-    --create-namespace --wait
+    --create-namespace --wait \\
+    --set-string image.repository=REGISTRY/spotune/operator \\
+    --set-string trainer.image=REGISTRY/spotune/trainer:0.1.0
 ```
 
-On a cloud add `--values charts/spotune/values-aks.yaml` (`-gke`, `-eks`): it keeps the operator
-off spot nodes.
+There are no published images yet: [build them](../../docs/quick-start/README.md#images). On a cloud
+add `--values charts/spotune/values-aks.yaml` (`-gke`, `-eks`): it keeps the operator off spot
+nodes.
 
 | command | what it does to running jobs |
 |---|---|

@@ -36,7 +36,7 @@ PROGRAMS = FILTERS | {
     *("pre-commit", "rsync", "sed", "spotune", "spotune-testcluster", "tar"),
 }
 """Programs that a page may use."""
-READERS_FILES = {"sweep.yaml", "job.yaml", "finetunejob.yaml", "kuberay.yaml", "volume.yaml", "-"}
+READERS_FILES = {"sweep.yaml", "job.yaml", "finetunejob.yaml", "modelservice.yaml", "kuberay.yaml", "volume.yaml", "-"}
 """Files that a reader brings; `job.yaml` and `finetunejob.yaml` hold the job of the README."""
 MADE_LATER = ("*/data/*", "*/data", "build/*", "runs/*")
 """Paths in .gitignore that a command of the page creates."""

@@ -248,8 +248,8 @@ def _model_config(job: FinetuneJob, file: Path | None) -> dict[str, Any]:
         file = Path(source) / "config.json"
         if not file.is_file():
             raise JobError(
-                f"model.source: {source} has no config.json, which the plan needs. Check the path, or pass the file "
-                "with --config FILE."
+                f"model.source: {source} has no config.json, which the plan needs. Check the path (a model on the "
+                "Hugging Face Hub begins with hf://), or pass the file with --config FILE."
             )
     if file is not None:
         return _read_config(file)

@@ -105,7 +105,9 @@ def _missing_model(job: FinetuneJob, document: Document) -> str:
     """That a folder of the model is not on this machine; empty if it is, or if the job has no such folder."""
     resolved = resolve_paths(job, Path(document.file).absolute().parent)
     folder = sources_of(resolved).get("spec.model.source", "")
-    return "" if not folder or "://" in folder or Path(folder).exists() else f"{folder} is not on this machine"
+    if not folder or "://" in folder or Path(folder).exists():
+        return ""
+    return f"{folder} is not on this machine (a model on the Hugging Face Hub begins with hf://)"
 
 
 def _check_rows(job: FinetuneJob, document: Document, max_rows: int | None, *, stores: bool) -> list[RowCheck]:

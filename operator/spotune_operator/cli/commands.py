@@ -315,7 +315,7 @@ def doctor(
 
     Exit code 10 if a check failed.
 
-    Example: spotune doctor --pull spotune/trainer:0.1.0
+    Example: spotune doctor --pull registry.example.com/spotune/trainer:0.1.0
     """
     from spotune_operator.cli.doctor.check import Verdict, plain_text, render
     from spotune_operator.cli.doctor.examination import examine

@@ -139,6 +139,7 @@ def test_stop_lets_the_workers_commit_and_start_continues(pod: MountedPod) -> No
         assert pod.post("/stop", b'{"seconds": 30}')["state"] == "stopping"
         notice = files.read_json(pod.directory.notice)
         pod.until_state("stopped")
+        assert pod.progress()["phase"] == "Starting"
         assert pod.post("/stop")["state"] == "stopped"
         notice = files.read_json(pod.directory.notice)
         assert notice is not None
@@ -164,6 +165,23 @@ def test_driver_that_ignores_a_stop_is_stopped_by_ray(pod: MountedPod) -> None:
 
     pod.run(script)
     assert [job.status for job in pod.ray.jobs.values()] == ["STOPPED"]
+
+
+def test_resumed_job_is_stopping_until_its_workers_have_left(pod: MountedPod) -> None:
+    pod.ray.drive = ignore_stop
+
+    def script() -> None:
+        pod.until(lambda: pod.progress()["phase"] == "Training", "it trains")
+        pod.post("/stop", b'{"seconds": 60}')
+        pod.until(pod.directory.notice.exists, "the workers have the notice")
+        assert pod.post("/start")["state"] == "stopping"
+        pod.ray.drive = train_until_stopped
+        pod.until_state("running")
+        assert pod.ray.attempts == 2
+        pod.ray.drive = finish_training
+        pod.until_state("trained")
+
+    assert pod.run(script) is None
 
 
 def test_stop_during_preflight_starts_nothing(pod: MountedPod) -> None:

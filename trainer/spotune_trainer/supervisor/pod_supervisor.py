@@ -193,7 +193,13 @@ class PodSupervisor:
 
     def _run(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
+        self._status.is_run_ending = lambda: supervisor.is_ending
         try:
             supervisor.run(self.url)
+        except StoppedError:
+            if not self._control.terminating:  # the job may be resumed, and what its last driver wrote is over
+                publish_phase(self._directory, Phase.STARTING, None)
+            raise
         finally:
             self._supervisor = None
+            self._status.is_run_ending = lambda: False

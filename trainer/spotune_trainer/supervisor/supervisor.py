@@ -93,6 +93,11 @@ class Supervisor:
         """Before `run`: start no attempt, and stop the one that still runs, if there is one."""
         self._stop.drain()
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether no further attempt starts in this run, even if the job is resumed meanwhile."""
+        return self._stop.is_pending
+
     def run(self, url: str) -> None:
         """Train until the model is trained. If it is already, clean up what a killed supervisor left behind.
 

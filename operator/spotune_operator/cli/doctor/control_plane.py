@@ -34,7 +34,8 @@ Path = tuple[str, ...]
 
 _APPLY_DEFINITION: Final = "spotune crd | kubectl apply --server-side --filename -"
 _INSTALL_OPERATOR: Final = (
-    "install the operator: helm install spotune charts/spotune --namespace spotune-system --create-namespace --wait"
+    "install the operator: helm install spotune charts/spotune --namespace spotune-system --create-namespace --wait "
+    "--set-string image.repository=REGISTRY/spotune/operator --set-string trainer.image=REGISTRY/spotune/trainer:TAG"
 )
 _RAY_SERVICE_FIELDS: Final = ("upgradeStrategy", "rayClusterDeletionDelaySeconds", "excludeHeadPodFromServeSvc")
 _FIELDS_SHOWN: Final = 4

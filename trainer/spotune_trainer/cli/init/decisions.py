@@ -117,7 +117,7 @@ def decide_workers(machine: MachineProfile, minimum: int) -> Iterator[Choice]:
         yield Choice("spec.workers.gpus", 0)
         return
     size = f"{machine.memory_bytes / GB:,.1f} GB"
-    yield Choice("spec.workers.count", machine.gpus, f"{machine.gpus} GPUs ({machine.description}, {size}).")
+    yield Choice("spec.workers.count", machine.gpus, f"GPUs: {machine.gpus} ({machine.description}, {size}).")
     reason = "Training continues with so many while others are lost: the fewest that the model fits on."
     yield Choice("spec.workers.min", minimum, reason)
     yield Choice("spec.workers.gpus", 1, "One worker per GPU.")
