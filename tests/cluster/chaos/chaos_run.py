@@ -236,6 +236,8 @@ class ChaosBench:
         folder.mkdir(parents=True)
         _write_statuses(folder / "statuses.jsonl", evidence.statuses)
         (folder / "answers.jsonl").write_text("".join(json.dumps(asdict(each)) + "\n" for each in answers))
+        with suppress(ClusterError, subprocess.SubprocessError):
+            self.service.save_logs(folder)
         return ServiceResult(
             requests=len(answers),
             failed=len(evidence.failed),

@@ -46,6 +46,11 @@ TOLERATIONS_ANNOTATION: Final = "spotune.dev/tolerations"
 
 _START_ATTEMPTS: Final = {"RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT": "20"}
 """Ray Serve gives up for good after this many failed starts per replica (default: 3), reclaimed nodes included."""
+_RECOVERY: Final = {"RAY_SERVE_SLOW_STARTUP_WARNING_S": "300"}
+"""After the loss of a head, Ray Serve's new controller kills replicas that do not respond for so long (default: 30).
+
+With a gateway, it kills all open streams. A node that is lost is found out by Ray itself, and much earlier.
+"""
 _GPUS_ADVICE: Final = "give GPUs per replica as spec.gpus; the gateway has none"
 _PLACED_AS_GATEWAY: Final = ("imagePullSecrets", "nodeSelector", "tolerations")
 _TOKEN: Final = "kube-api-access"
@@ -68,7 +73,7 @@ def service_head_pod(resolved: ResolvedService) -> Pod:
     """
     section = PodSection("spec.gateway", _placement(resolved), ResourcesSpec())
     amounts = container_resources(section, HEAD_CONTAINER, HEAD, 0, _GPUS_ADVICE)
-    settings = variables({**WORKER_LOSS, **_START_ATTEMPTS, **_LOGS})
+    settings = variables({**WORKER_LOSS, **_START_ATTEMPTS, **_RECOVERY, **_LOGS})
     container = enforced_container(HEAD_CONTAINER, resolved.image, settings, [])
     enforced = enforced_pod_spec(
         resolved.provider,

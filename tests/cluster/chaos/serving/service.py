@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from spotune_testcluster.kubectl import KubectlError
 from spotune_testcluster.providers import Provider
 from spotune_testcluster.settings import NodeSettings
 from tests import ROOT
@@ -55,6 +57,15 @@ class ServiceUnderChaos:
         """Apply its manifest server-side with another field manager."""
         flags = ("--server-side", "--force-conflicts", f"--field-manager={manager}")
         self.running.kubectl("apply", *flags, "--filename=-", stdin=json.dumps(self.manifest))
+
+    def save_logs(self, folder: Path) -> None:
+        """Write the logs of its pods to `POD.log`, and of the containers before a restart to `POD.previous.log`."""
+        for pod in self.running.kubectl.get("pods", f"--selector=spotune.dev/service={self.running.name}"):
+            name = str(pod["metadata"]["name"])
+            for file, flag in ((f"{name}.log", "--previous=false"), (f"{name}.previous.log", "--previous")):
+                with suppress(KubectlError):  # no container runs, or none was restarted
+                    log = self.running.kubectl("logs", name, "--timestamps", "--all-containers", flag)
+                    (folder / file).write_text(log)
 
     def wait_until_recovered(self) -> float:
         """Wait until it is Ready with all replicas; returns the seconds that it took."""

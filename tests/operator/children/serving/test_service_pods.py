@@ -1,5 +1,8 @@
 """Pods of a service: what each may read, where it runs, and which fields of a template survive."""
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -132,6 +135,20 @@ def test_a_lost_head_is_detected_quickly_unless_redis_keeps_its_state() -> None:
     for found in (without, with_redis):
         assert found["head"]["terminationGracePeriodSeconds"] == 5
         assert variables(found["head"])["RAY_health_check_failure_threshold"] == "4"
+
+
+def test_ray_serve_reads_the_patience_that_the_head_gives_it() -> None:
+    """Private variables of Ray, which may have other names in another version."""
+    given = variables(pods(resolved_service_of())["head"])
+    names = ("RAY_SERVE_MAX_PER_REPLICA_RETRY_COUNT", "RAY_SERVE_SLOW_STARTUP_WARNING_S")
+    program = (
+        "from ray.serve._private.constants import MAX_PER_REPLICA_RETRY_COUNT as retries;"
+        "from ray.serve._private.deployment_state import SLOW_STARTUP_WARNING_S as seconds;"
+        "print(retries, seconds)"
+    )
+    chosen = {name: given[name] for name in names}
+    said = subprocess.check_output([sys.executable, "-c", program], env={**os.environ, **chosen}, text=True)
+    assert said.split() == list(chosen.values())
 
 
 def test_only_the_container_of_the_autoscaler_gets_a_token_of_the_api_server() -> None:
