@@ -70,9 +70,9 @@ _MENDED = {
     22: "A job was resumed six seconds after its suspension. For seven seconds the status said Training, by the last "
     "poll of workers that were just stopping. Since then, such a job counts as Starting until a newer poll says "
     "otherwise, and the seed was run again.",
-    25: "Again a job was resumed at once after its suspension, and the status said Training for nine seconds: until its "
-    "workers had left, the supervisor said that it was running. Since then it says that it is stopping, and the seed "
-    "was run again.",
+    25: "Again a job was resumed at once after its suspension, and the status said Training for nine seconds: until "
+    "its workers had left, the supervisor said that it was running. Since then it says that it is stopping, and the "
+    "seed was run again.",
     28: "All three requests that were open failed at the same moment, half a minute after the new head of the service "
     "was up, while the machine built other programs as well. Ray Serve's new controller kills gateways that have not "
     "responded within 30 seconds. Now they have five minutes ([ADR "
