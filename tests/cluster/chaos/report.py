@@ -74,9 +74,9 @@ _MENDED = {
     "its workers had left, the supervisor said that it was running. Since then it says that it is stopping, and the "
     "seed was run again.",
     28: "All three requests that were open failed at the same moment, half a minute after the new head of the service "
-    "was up, while the machine built other programs as well. Ray Serve's new controller kills gateways that have not "
-    "responded within 30 seconds. Now they have five minutes ([ADR "
-    "100](adr/0100-gateways-outlive-a-new-controller.md)), and the seed was run again.",
+    "was up, while the machine built other programs as well. No log was kept that says why. Ray Serve's new controller "
+    "kills gateways that have not responded within 30 seconds, which fits. Now they have five minutes ([ADR "
+    "100](adr/0100-gateways-outlive-a-new-controller.md)), logs are kept, and the seed was run again.",
 }
 """What seeds found in earlier runs, or in the newest, which the table has."""
 _JOBS = (
@@ -227,7 +227,7 @@ def _used(records: Sequence[ChaosRecord]) -> int:
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
