@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -30,7 +31,8 @@ from spotune_trainer.supervisor.preflight.bucket import other_heartbeat
 from spotune_trainer.supervisor.preflight.checks import checks_of
 from spotune_trainer.supervisor.preflight.runner import Preflight
 from spotune_trainer.supervisor.ray_head.jobs_client import JobsClient, JobsUnavailableError, RayJob
-from tests.trainer.support.tiny import make_job
+from tests.trainer.support.runs import Runs
+from tests.trainer.support.tiny import make_job, save_source
 from tests.trainer.support.waiting import wait_until
 
 _PATIENCE_SECONDS = 120.0
@@ -242,6 +244,24 @@ class Pod:
         assert code == 200, answer
         found: dict[str, Any] = json.loads(answer)
         return found
+
+
+class MountedPod(Pod):
+    """A pod with a job whose model and data exist."""
+
+    def __init__(self, root: Path, runs: Runs, ray: DriverlessRay | None = None) -> None:
+        super().__init__(root, ray)
+        self.model = root / "model"
+        self.shards = runs.shards("seq2seq")
+        if not self.model.exists():
+            save_source(self.model, "seq2seq")
+        self.write()
+
+    def write(self, model: Path | None = None, **sections: object) -> str:
+        """Mount the job with some sections changed; returns the file's SHA-256."""
+        dataset = {"train": {"source": str(self.shards)}, "eval": None}
+        text = self.write_job(model or self.model, dataset=dataset, **sections)
+        return hashlib.sha256(text.encode()).hexdigest()
 
 
 def request(url: str, method: str = "GET", body: bytes | None = None) -> tuple[int, str]:

@@ -77,7 +77,7 @@ class SupervisorStatus:
         job: SHA-256 of the bytes of the job file in use, in hex; empty before the file was read.
         job_file_problem: why a newer job file is not in use; empty if there is none.
         preflight: results of the preflight.
-        is_run_ending: whether the workers have been told to leave. They do, even if the job is resumed meanwhile.
+        is_run_stopping: whether the workers have been told to leave. They do, even if the job is resumed meanwhile.
     """
 
     def __init__(self, control: ControlSignals) -> None:
@@ -86,7 +86,7 @@ class SupervisorStatus:
         self.job = ""
         self.job_file_problem = ""
         self.preflight = PreflightReport()
-        self.is_run_ending: Callable[[], bool] = lambda: False
+        self.is_run_stopping: Callable[[], bool] = lambda: False
 
     def set(self, state: SupervisorState, message: str = "") -> None:
         """Enter a state, with the reason where people need one."""
@@ -95,7 +95,7 @@ class SupervisorStatus:
     def as_json(self) -> dict[str, Any]:
         """The object `supervisor` of `/progress`."""
         state, message = self._state
-        if (self._control.stopping or self.is_run_ending()) and state not in _NOTHING_RUNS:
+        if (self._control.stopping or self.is_run_stopping()) and state not in _NOTHING_RUNS:
             state = SupervisorState.STOPPING
         elif not self._control.stopping and state is SupervisorState.STOPPED:
             state = SupervisorState.WAITING  # resumed, and the main thread reacts within its next poll

@@ -193,7 +193,7 @@ class PodSupervisor:
 
     def _run(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._status.is_run_ending = lambda: supervisor.is_ending
+        self._status.is_run_stopping = lambda: supervisor.is_stopping
         try:
             supervisor.run(self.url)
         except StoppedError:
@@ -202,4 +202,4 @@ class PodSupervisor:
             raise
         finally:
             self._supervisor = None
-            self._status.is_run_ending = lambda: False
+            self._status.is_run_stopping = lambda: False

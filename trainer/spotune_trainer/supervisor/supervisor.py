@@ -94,7 +94,7 @@ class Supervisor:
         self._stop.drain()
 
     @property
-    def is_ending(self) -> bool:
+    def is_stopping(self) -> bool:
         """Whether no further attempt starts in this run, even if the job is resumed meanwhile."""
         return self._stop.is_pending
 
