@@ -75,5 +75,5 @@ def _uv() -> str:
 
 
 def _run(*command: str, cwd: Path | None = None) -> None:
-    environment = {**os.environ, "UV_COMPILE_BYTECODE_TIMEOUT": "none"}  # a busy machine takes minutes for a file
+    environment = {**os.environ, "UV_COMPILE_BYTECODE_TIMEOUT": "3600"}  # a busy machine takes minutes for a file
     subprocess.run(command, cwd=cwd, env=environment, check=True)
