@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from spotune_trainer import files
@@ -16,12 +14,6 @@ from tests.trainer.support.pods import (
     ignore_stop,
     train_until_stopped,
 )
-from tests.trainer.support.runs import Runs
-
-
-@pytest.fixture
-def pod(tmp_path: Path, runs: Runs) -> MountedPod:
-    return MountedPod(tmp_path, runs)
 
 
 def test_stop_lets_the_workers_commit_and_start_continues(pod: MountedPod) -> None:

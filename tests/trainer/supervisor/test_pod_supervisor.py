@@ -31,11 +31,6 @@ from tests.trainer.support.tiny import save_source
 CHECKS = ["storage-semantics", "model", "data", "storage-space", "commit-time"]
 
 
-@pytest.fixture
-def pod(tmp_path: Path, runs: Runs) -> MountedPod:
-    return MountedPod(tmp_path, runs)
-
-
 def test_job_passes_preflight_is_trained_and_shown_until_the_pod_is_deleted(pod: MountedPod) -> None:
     digest = pod.write()
 

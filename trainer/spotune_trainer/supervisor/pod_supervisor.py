@@ -72,6 +72,7 @@ class PodSupervisor:
         self._view = view
         self._control = control
         self._status = status
+        self._status.is_run_stopping = self.is_stopping
         self._timing = timing
         self._sleep = sleep
         self._bucket = bucket
@@ -110,6 +111,11 @@ class PodSupervisor:
             while not is_trained(self._directory, self._job_file.current()):
                 self._wait_for_ray()
                 self._supervise()
+
+    def is_stopping(self) -> bool:
+        """Whether an attempt may still run that no other one follows."""
+        supervisor = self._supervisor
+        return supervisor is not None and supervisor.is_stopping
 
     def health_problem(self) -> str | None:
         """Why the driver looks hung; None while it is healthy or no driver runs."""
@@ -193,7 +199,6 @@ class PodSupervisor:
 
     def _run(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._status.is_run_stopping = lambda: supervisor.is_stopping
         try:
             supervisor.run(self.url)
         except StoppedError:
@@ -202,4 +207,3 @@ class PodSupervisor:
             raise
         finally:
             self._supervisor = None
-            self._status.is_run_stopping = lambda: False
