@@ -26,6 +26,10 @@ class SpotuneError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    def __str__(self) -> str:
+        """The message. Halves of surrogate pairs, which JSON files may contain, are escaped: UTF-8 has none."""
+        return super().__str__().encode("utf-8", "backslashreplace").decode()
+
     def as_json(self) -> dict[str, Any]:
         """The error for ``--output json``: its class, message and exit code."""
         return {"error": type(self).__name__, "message": str(self), "exitCode": self.exit_code}

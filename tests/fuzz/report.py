@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from docs.wrapping import wrap_page
-from tests.fuzz.limits import BYTES, SECONDS
+from tests.fuzz.limits import BYTES, CPU_SECONDS, SECONDS
 from tests.fuzz.records import Record, seconds_of
 from tests.fuzz.target import Target
 
@@ -17,7 +17,7 @@ Every parser that reads what others write gets random inputs, by
 [Hypothesis](https://hypothesis.readthedocs.io/). Most are valid ones with a few changed values or
 bytes. Each input must give a value, or the documented error with a message that names
 the file or field. Any other exception is a failure. So is an input that takes more than
-{SECONDS:.0f} s, or {BYTES >> 30} GiB of memory.
+{CPU_SECONDS:.0f} s of processor time, {SECONDS:.0f} s with its waits, or {BYTES >> 30} GiB of memory.
 
 Hypothesis does not know which lines of the code an input reaches, as coverage-guided fuzzers do. A
 parser without a failure here may still have a fault.

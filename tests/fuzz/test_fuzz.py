@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,13 @@ def test_a_hang_is_a_failure() -> None:
         while True:
             pass
 
-    with pytest.raises(TooSlowError), limited(seconds=0.05):
+    with pytest.raises(TooSlowError, match="processor"), limited(cpu_seconds=0.05):
         spin()
+
+
+def test_an_endless_wait_is_a_failure() -> None:
+    with pytest.raises(TooSlowError), limited(seconds=0.05):
+        threading.Event().wait()
 
 
 def test_a_blow_up_is_a_failure() -> None:

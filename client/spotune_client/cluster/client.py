@@ -73,14 +73,14 @@ class Cluster:
         while True:
             page = self._json("GET", path, query)
             items, metadata = page.get("items") or [], page.get("metadata") or {}
-            following = metadata.get("continue") if isinstance(metadata, dict) else None
+            following = str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
             repeats = bool(following) and following == query.get("continue")
             if repeats or "items" not in page or not isinstance(items, list) or not isinstance(metadata, dict):
                 raise KubernetesError(f"{self.server}{path} responded with something else than a list of objects")
             found += items
             if not following:
                 return found
-            query["continue"] = str(following)
+            query["continue"] = following
 
     def create(self, path: str, manifest: Manifest) -> Manifest:
         """Create an object; raises as ``get`` does."""

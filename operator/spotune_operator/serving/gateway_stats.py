@@ -6,6 +6,7 @@ The response is parsed leniently: a gateway may be older or newer than the opera
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -284,4 +285,4 @@ def _text(value: Any) -> str:
 def _number(value: Any) -> float:
     """The value, if it is a finite number from 0; else 0."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) and value >= 0 else 0.0
+    return float(value) if is_number and 0 <= value <= sys.float_info.max else 0.0

@@ -11,6 +11,7 @@ from spotune_serve.protocol.response_format import ResponseFormat
 MAX_LOGPROBS = 20
 _MAX_STOPS = 4
 _MAX_BIAS = 100.0
+_MAX_TOKEN_DIGITS = 10
 
 Token = Annotated[int, Field(ge=0)]
 
@@ -63,8 +64,8 @@ class SamplingFields(BaseModel):
     @classmethod
     def _check_logit_bias(cls, bias: dict[str, float] | None) -> dict[str, float] | None:
         for token in bias or {}:
-            if not token.isdecimal():
-                raise ValueError(f"the keys are token ids, which {token!r} is not")
+            if not token.isdecimal() or len(token) > _MAX_TOKEN_DIGITS:
+                raise ValueError(f"the keys are token ids, which {token!r:.50} is not")
         return bias
 
     @property

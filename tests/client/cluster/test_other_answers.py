@@ -25,6 +25,7 @@ def test_what_is_no_object_is_an_error_with_the_address(tmp_path: Path, body: st
         '{"kind": "Status"}',
         '{"items": {"a": 1}}',
         '{"items": [], "metadata": {"continue": "again"}}',
+        '{"items": [], "metadata": {"continue": 1}}',
         '{"items": [], "metadata": true}',
     ],
 )

@@ -143,8 +143,6 @@ def _show(found: Any) -> None:
     assert repr(found)
     found.is_current, found.outcome  # noqa: B018 - properties that read the status
     if isinstance(found, StoredJob):
-        for each in found.conditions:
-            assert each.type
         for condition in notable_conditions(found.raw):
             condition_heading(condition)
         fleet = fleet_of([found.raw])

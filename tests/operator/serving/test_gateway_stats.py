@@ -111,6 +111,7 @@ def test_all_gateways_have_to_know_of_a_replica_without_a_pod() -> None:
         {"versions": {"v1": "running"}},
         {"versions": {"v1": {"requests": "many", "errors": -1, "weight": True, "error": 5}}},
         {"versions": {"v1": {"firstTokenSeconds": {"buckets": {"fast": 1, "nan": 2}}, "running": float("nan")}}},
+        {"versions": {"v1": {"running": 10**400}}},
         {"versions": {"v1": {"error": "\ud800"}}, "process": None},
     ],
 )

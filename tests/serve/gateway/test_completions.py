@@ -196,6 +196,7 @@ def test_encoder_decoder_models_complete_texts(sql_model: ServedModel) -> None:
         ({"n": 128, "prompt": ["a", "b"]}, "n", "at most 128"),
         ({"max_tokens": "9"}, "max_tokens", "valid integer"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "token ids"),
         ({"logit_bias": {"99999": 1}}, "logit_bias", "no token 99999"),
         ({"prompt": []}, "prompt", "empty"),
         ({"prompt": ""}, "prompt", "empty"),

@@ -49,6 +49,13 @@ def test_event_that_spotune_has_not_written_is_named(tmp_path: Path, event: dict
         Ledger(JobDirectory(tmp_path)).failures()
 
 
+@pytest.mark.parametrize("time", [10**400, float("nan"), float("inf")])
+def test_time_that_is_no_number_of_seconds_is_named(tmp_path: Path, time: float) -> None:
+    (tmp_path / "ledger.jsonl").write_text(json.dumps({"time": time, "event": "stopped"}) + "\n")
+    with pytest.raises(UnreadableFileError, match="has the time .* which is not a number"):
+        Ledger(JobDirectory(tmp_path)).records()
+
+
 def test_lines_that_are_no_objects_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").write_text('3\n"x"\n' + "[" * 5000 + '\n{"time": 1.0, "event": "stopped"}\n')
     assert [record["event"] for record in Ledger(JobDirectory(tmp_path)).records()] == ["stopped"]

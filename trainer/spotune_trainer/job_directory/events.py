@@ -6,7 +6,6 @@ somewhere in the driver. Fields that an event lacks are noticed where they are n
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -50,7 +49,7 @@ def _check(path: Path, event: Mapping[str, Any]) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not math.isnan(value) and abs(value) < _MAX_NUMBER
+    return isinstance(value, int | float) and abs(value) < _MAX_NUMBER
 
 
 def _error(path: Path, what: str, event: Mapping[str, Any]) -> UnreadableFileError:
