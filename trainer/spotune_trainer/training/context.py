@@ -140,9 +140,9 @@ def build_context(
     Raises:
         JobError: the model, the data or the metrics of the job cannot be used.
     """
-    training, execution = job.spec.training, job.spec.execution
+    training = job.spec.training
     plan, directory = RunPlan.from_json(task.plan), task.job_directory
-    use_deterministic_kernels(enabled=execution.has_deterministic_kernels)
+    use_deterministic_kernels(enabled=job.spec.execution.has_deterministic_kernels)
     if torch.cuda.is_available():
         threading.Thread(target=_warm_up_device, name="warm-up", daemon=True).start()
     compiled: CompiledCode | None = None
@@ -163,37 +163,11 @@ def build_context(
     )
     loader.prefetch()
 
-    # A checkpoint replaces all weights, except with an adapter: its checkpoints do not contain the frozen weights.
-    if restored and job.spec.adapter is None:
-        model = build_uninitialized(job, _device_of_parameters(job, plan))
-    else:
-        model = build_model(job, quantized=job.spec.adapter is not None and job.spec.adapter.quantization == "nf4")
-    if execution.attention == "auto" and job.spec.generates_text:  # others have no packed rows
-        enable_packed_attention(model)
-    check_vocabulary(model.config, tokenizer)
-    shape = ModelShape.from_model(model, frozen=job.spec.adapter is not None)
-    model = attach_adapter(model, job)
+    model, shape = _build_model(job, plan, tokenizer, is_restored=restored is not None)
     reporter.record_startup("model")
 
     micro_batches = -(-training.global_batch_size // plan.micro_batch_size)
-    config = EngineConfig(
-        zero_stage=plan.zero_stage,
-        micro_batch_size=plan.micro_batch_size,
-        accumulation=-(-micro_batches // world_size),
-        dtype=DTYPES[job.spec.model.dtype],
-        gradient_checkpointing=plan.gradient_checkpointing,
-        kept_layers=plan.kept_layers,
-        saves_attention=keeps_attention_output(
-            job.spec.dataset.max_length, shape.hidden_size, compiled=plan.compile, offload=plan.offload_activations
-        ),
-        offload_activations=plan.offload_activations,
-        offload=execution.offload,
-        compile=plan.compile,
-        gathered_layers=plan.gathered_layers,
-        whole_gradients=plan.whole_gradients,
-        fixed_point_terms=micro_batches if execution.reproducible == "worldSize" else 0,
-        precision=execution.precision,
-    )
+    config = _engine_config(job, plan, shape, micro_batches, world_size)
     engine = build_engine(model, training, config)
     extend_timeouts(job.spec.retry.hang_timeout.seconds, engine.data_parallel_group)
     engine.train()
@@ -216,6 +190,45 @@ def build_context(
         mfu_meter=MfuMeter.for_this_device(shape, job.spec.model.dtype),
         compiled=compiled,
         engine=engine,
+    )
+
+
+def _build_model(job: FinetuneJob, plan: RunPlan, tokenizer: Any, *, is_restored: bool) -> tuple[Any, ModelShape]:
+    """The model with its adapter, if the job has one, and the shape of the model without it."""
+    adapter = job.spec.adapter
+    if is_restored and adapter is None:  # A checkpoint replaces all weights. One of an adapter has no frozen weights.
+        model = build_uninitialized(job, _device_of_parameters(job, plan))
+    else:
+        model = build_model(job, quantized=adapter is not None and adapter.quantization == "nf4")
+    if job.spec.execution.attention == "auto" and job.spec.generates_text:  # others have no packed rows
+        enable_packed_attention(model)
+    check_vocabulary(model.config, tokenizer)
+    shape = ModelShape.from_model(model, frozen=adapter is not None)
+    return attach_adapter(model, job), shape
+
+
+def _engine_config(
+    job: FinetuneJob, plan: RunPlan, shape: ModelShape, micro_batches: int, world_size: int
+) -> EngineConfig:
+    """What the engine takes from job and plan, for steps of that many micro-batches over all ranks."""
+    execution = job.spec.execution
+    return EngineConfig(
+        zero_stage=plan.zero_stage,
+        micro_batch_size=plan.micro_batch_size,
+        accumulation=-(-micro_batches // world_size),
+        dtype=DTYPES[job.spec.model.dtype],
+        gradient_checkpointing=plan.gradient_checkpointing,
+        kept_layers=plan.kept_layers,
+        saves_attention=keeps_attention_output(
+            job.spec.dataset.max_length, shape.hidden_size, compiled=plan.compile, offload=plan.offload_activations
+        ),
+        offload_activations=plan.offload_activations,
+        offload=execution.offload,
+        compile=plan.compile,
+        gathered_layers=plan.gathered_layers,
+        whole_gradients=plan.whole_gradients,
+        fixed_point_terms=micro_batches if execution.reproducible == "worldSize" else 0,
+        precision=execution.precision,
     )
 
 
