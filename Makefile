@@ -52,7 +52,11 @@ demo: $(READY) ## Train the text-to-SQL example on two CPU workers, from generat
 	@mkdir -p build
 	head --lines 5 $(CORPUS)/eval.jsonl > build/questions.jsonl
 	$(BIN)/spotune predict $(RUN) --file build/questions.jsonl --output json
+	@echo "The right answers are:"
+	@sed --regexp-extended 's/.*"sql": "(([^"\\]|\\.)*)".*/\1/' build/questions.jsonl
 	SPOTUNE=$(BIN)/spotune $(EXAMPLE)/ask.sh $(RUN)
+	@echo "The model is trained, and the server of this answer is stopped. To ask it more: $(BIN)/spotune serve $(RUN)"
+	@echo "To lose a node of a cluster on this machine: docs/quick-start/test-cluster.md"
 
 .PHONY: lock
 lock: $(filter .uv/bin/uv,$(UV)) ## Pin versions and hashes in constraints/ again (LOCK_OPTIONS=--upgrade for the newest ones)

@@ -33,7 +33,7 @@ FILTERS = {"grep", "head"}
 PROGRAMS = FILTERS | {
     *("aws", "az", "docker", "eksctl", "gcloud", "git", "go", "helm", "hf", "kubectl", "make", "pip", "python"),
     *("base64", "buildah", "cat", "cd", "cosign", "crane", "curl", "jq", "syft", "xargs"),
-    *("pre-commit", "rsync", "sed", "spotune", "spotune-testcluster", "tar"),
+    *("pre-commit", "rsync", "sed", "spotune", "spotune-testcluster", "tar", "unset"),
 }
 """Programs that a page may use."""
 READERS_FILES = {"sweep.yaml", "job.yaml", "finetunejob.yaml", "modelservice.yaml", "kuberay.yaml", "volume.yaml", "-"}

@@ -13,7 +13,6 @@ import typer
 from spotune.cli.row_checks import RowCheck, check_rows
 from spotune.entry_points import find_import_problem
 from spotune.errors import JobError, Problem, UsageError
-from spotune.fingerprint import fingerprint
 from spotune.job import KIND, FinetuneJob
 from spotune.job_file.deadlines import deadline_problems
 from spotune.job_file.load import parse_resource, read_document_of_kind, resolve_paths, sources_of
@@ -57,9 +56,8 @@ def validate(
         if isinstance(found, FinetuneJob):
             _check_deadline(found, document)
             _check_function(found, document)
-            digest, checks = fingerprint(found), _check_rows(found, document, max_rows, stores=stores)
-            content |= {"fingerprint": digest, "rows": [check.as_json() for check in checks]}
-            lines = [f"{file}: valid ({found.metadata.name}, fingerprint {digest[:8]})"]
+            checks = _check_rows(found, document, max_rows, stores=stores)
+            content |= {"rows": [check.as_json() for check in checks]}
             if missing := _missing_model(found, document):
                 content |= {"model": {"source": found.spec.model.source, "notChecked": missing}}
                 lines.append(f"  spec.model.source: not checked: {missing}")

@@ -8,6 +8,8 @@ from typing import Any
 _INVALID_REQUEST = "invalid_request_error"
 _SERVER_ERROR = "server_error"
 _FIRST_SERVER_STATUS = 500
+_NO_OBJECT = ("model_type", "model_attributes_type")
+"""Pydantic's errors of a value that is no JSON object where a model is expected."""
 
 
 class ApiError(Exception):
@@ -75,6 +77,8 @@ def validation_error(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError
 def _message(error: Mapping[str, Any]) -> str:
     if error["type"] == "json_invalid":
         return f"The body is not valid JSON: {error.get('ctx', {}).get('error', '')}."
+    if error["type"] in _NO_OBJECT and len(error["loc"]) == 1:
+        return "The body must be a JSON object."
     if error["type"] == "missing":
         return "This field is required"
     return str(error["msg"]).removeprefix("Value error, ")

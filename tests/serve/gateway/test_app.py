@@ -88,7 +88,7 @@ def test_a_large_body_is_refused(chat_model: ServedModel, chunked: bool) -> None
     [
         (b'{"model": ', "application/json", "not valid JSON"),
         (b'{"model": "tiny"}', "application/x-www-form-urlencoded", "Content-Type: application/json"),
-        (b"[1]", "application/json", "valid dictionary"),
+        (b"[1]", "application/json", "must be a JSON object"),
         (b"", "application/json", "required"),
     ],
 )
@@ -108,7 +108,9 @@ def test_unknown_paths_and_methods_have_openais_error(
 ) -> None:
     response = GatewayClient(chat_model, "ok").request(method, path)
     assert response.status_code == status
-    assert path in response.json()["error"]["message"]
+    message = response.json()["error"]["message"]
+    assert path in message
+    assert COMPLETIONS in message
     assert response.headers["x-request-id"]
 
 

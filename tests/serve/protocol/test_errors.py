@@ -31,6 +31,11 @@ def test_a_long_prompt_names_both_numbers() -> None:
     assert "100" in error.message
 
 
+@pytest.mark.parametrize("body", [[1], "text", None])
+def test_a_body_that_is_no_object_is_said_to_be_none(body: Any) -> None:
+    assert error_of(body).message == "The body must be a JSON object."
+
+
 def test_the_type_that_fits_best_is_explained() -> None:
     message = {"role": "user", "content": [{"type": "text", "text": 3}]}
     error = error_of({"model": "m", "messages": [message]})

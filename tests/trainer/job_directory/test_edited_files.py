@@ -52,7 +52,7 @@ def test_event_that_spotune_has_not_written_is_named(tmp_path: Path, event: dict
 @pytest.mark.parametrize("time", [10**400, float("nan"), float("inf")])
 def test_time_that_is_no_number_of_seconds_is_named(tmp_path: Path, time: float) -> None:
     (tmp_path / "ledger.jsonl").write_text(json.dumps({"time": time, "event": "stopped"}) + "\n")
-    with pytest.raises(UnreadableFileError, match="has the time .* which is not a number"):
+    with pytest.raises(UnreadableFileError, match=r"has the time .* which is not a number"):
         Ledger(JobDirectory(tmp_path)).records()
 
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from spotune.errors import SpotuneError
+from spotune.errors import SpotuneError, StoppedError
 from spotune_trainer.driver.early_start import run_in_early_driver, wait_for_job
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.process_marker import EARLY_DRIVER_SOCKET
@@ -78,7 +78,7 @@ def run_attempt(driver: Driver) -> int:
     try:
         driver.run()
     except SpotuneError as error:
-        logger.error("%s", error)
+        logger.log(logging.INFO if isinstance(error, StoppedError) else logging.ERROR, "%s", error)
         return error.exit_code
     return 0
 

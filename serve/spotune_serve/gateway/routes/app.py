@@ -8,6 +8,7 @@ import hmac
 import re
 import time
 import uuid
+from http import HTTPStatus
 from importlib import resources
 
 from fastapi import FastAPI, Request
@@ -215,6 +216,8 @@ def _add_error_handlers(app: FastAPI, settings: GatewaySettings) -> None:
         if isinstance(error.__cause__, ApiError):  # raised while FastAPI read the body
             return _error_response(error.__cause__)
         message = f"{error.detail}: {request.method} {request.url.path}"
+        if error.status_code == HTTPStatus.NOT_FOUND:
+            message += f". The paths of this service: {', '.join(app.openapi()['paths'])}."
         return _error_response(ApiError(error.status_code, message, headers=error.headers))
 
     @app.exception_handler(ClientDisconnect)
