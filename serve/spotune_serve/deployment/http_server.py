@@ -79,10 +79,16 @@ class HttpServer:
         while True:
             try:
                 # It sets SO_REUSEADDR: connections of a killed process would keep the port for a minute.
-                return socket.create_server((self._host, self._port), backlog=_BACKLOG, reuse_port=self._shares_port)
+                listener = socket.create_server(
+                    (self._host, self._port), backlog=_BACKLOG, reuse_port=self._shares_port
+                )
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or asyncio.get_running_loop().time() >= deadline:
                     raise
+            else:
+                # Tokens must not wait until earlier ones are acknowledged. Connections inherit it; asyncio sets none.
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                return listener
             await asyncio.sleep(_BIND_RETRY_SECONDS)
 
 

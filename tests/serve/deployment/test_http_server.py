@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import urllib.request
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -28,6 +30,21 @@ async def closed(port: int) -> None:
             return
         writer.close()
         await writer.wait_closed()
+
+
+def accepted_at(port: int) -> list[socket.socket]:
+    """Copies of this process's sockets of the connections that a port has accepted."""
+    found = []
+    for entry in list(Path("/proc/self/fd").iterdir()):
+        if entry.exists() and str(entry.readlink()).startswith("socket:"):
+            each = socket.socket(fileno=os.dup(int(entry.name)))
+            name = each.getsockname()
+            is_listener = bool(each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+            if each.family == socket.AF_INET and name[1] == port and not is_listener:
+                found.append(each)
+            else:
+                each.close()
+    return found
 
 
 def server_at(port: int, linger_seconds: float = 0.0, *, shares_port: bool = False) -> HttpServer:
@@ -81,6 +98,23 @@ async def test_a_drain_answers_running_requests_and_takes_no_others() -> None:
         app.finish.set()
         assert (await running).text == "whole"
         await drain
+
+
+async def test_tokens_do_not_wait_until_earlier_ones_are_acknowledged() -> None:
+    port, app = free_port("127.0.0.1"), Slow()
+    server = server_at(port)
+    await server.start(app)  # type: ignore[arg-type]
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+        running = asyncio.create_task(client.get("/"))
+        await app.begun.wait()
+        accepted = accepted_at(port)
+        assert accepted
+        for connection in accepted:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            connection.close()
+        app.finish.set()
+        await running
+    await server.drain()
 
 
 async def test_connections_are_taken_until_load_balancers_have_noticed_the_drain() -> None:

@@ -54,6 +54,7 @@ def main() -> None:
     """Listen, continue in the background, and forward until the cluster ends."""
     files, port = ClusterFiles(Path(sys.argv[1])), int(sys.argv[2])
     listener = socket.create_server(("127.0.0.1", port), backlog=128)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # its connections inherit it; asyncio sets none
     pid = process_id(files.socket)
     if pid is None:
         sys.exit(f"cluster {files.name} is not running")
