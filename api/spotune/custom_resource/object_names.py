@@ -12,6 +12,8 @@ COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 """Label with the component of a pod."""
 GROUP_LABEL: Final = "ray.io/group"
 """Label of KubeRay with the worker group of a pod."""
+CLUSTER_LABEL: Final = "ray.io/cluster"
+"""Label of KubeRay with the RayCluster of a pod."""
 
 HEAD_COMPONENT: Final = "head"
 """Component of the pod with Ray's control plane."""

@@ -11,6 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from spotune.custom_resource.pod_requests import describe_requests
+
+UNSCHEDULABLE: Final = "Unschedulable"
+"""Reason of a pod that fits no node."""
 _BACK_OFF: Final = re.compile(r'^Back-off pulling image "[^"]*": (ErrImagePull: )?')
 """What the kubelet puts before its last error while it waits for the next attempt."""
 _REJECTED: Final = re.compile(r'^(?:pods|Pod) "[^"]*" is (?:forbidden|invalid): ')
@@ -59,7 +63,7 @@ def _rank(problem: PodProblem) -> int:
         return 0
     if problem.reason == "CreateContainerConfigError":
         return 1
-    return 3 if problem.reason in ("CrashLoopBackOff", "Unschedulable", "SchedulingGated") else 2
+    return 3 if problem.reason in ("CrashLoopBackOff", UNSCHEDULABLE, "SchedulingGated") else 2
 
 
 def _containers(raw: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[PodProblem]:
@@ -111,10 +115,12 @@ def _pod(raw: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[PodProbl
         yield PodProblem(reason, f"the node rejected or evicted the pod: {status.get('message') or status['reason']}")
     for condition in status.get("conditions") or ():
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            reason = condition.get("reason") or "Unschedulable"
-            gates = [gate["name"] for gate in (raw.get("spec") or {}).get("schedulingGates") or ()]
+            reason, spec = condition.get("reason") or UNSCHEDULABLE, raw.get("spec") or {}
+            requests = describe_requests(spec) if reason == UNSCHEDULABLE else ""
+            asks_for = f"the pod asks for {requests}; " if requests else ""
+            gates = [gate["name"] for gate in spec.get("schedulingGates") or ()]
             waits_for = f": {', '.join(gates)}" if gates else ""
-            yield PodProblem(reason, f"{condition.get('message') or 'the pod has no node yet'}{waits_for}")
+            yield PodProblem(reason, f"{asks_for}{condition.get('message') or 'the pod has no node yet'}{waits_for}")
 
 
 def _cluster(status: Mapping[str, Any]) -> Iterator[PodProblem]:

@@ -21,7 +21,7 @@
   verbs: [list, watch, create, patch]
 - apiGroups: [ray.io]
   resources: [rayclusters]
-  verbs: [list, watch, create, patch, delete] # delete: nodes are given back when a job has ended
+  verbs: [list, watch, create, patch, delete] # delete: a job has ended; a service replaces its first one
 {{- if .Values.serving.enabled }}
 - apiGroups: [spotune.dev]
   resources: [modelservices]

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from spotune.crd.definition import MODEL_SERVICES
 from spotune.custom_resource.object_names import (
+    CLUSTER_LABEL,
     COMPONENT_LABEL,
     GATEWAY,
     GROUP_LABEL,
@@ -37,6 +38,8 @@ class PodRow:
     Attributes:
         name: Its name.
         component: ``gateway``, ``replicas`` or ``head``.
+        cluster: Its RayCluster; of two, KubeRay replaces one by the other.
+        created: RFC 3339 time of its creation; empty if unknown.
         node: Its node; empty before it is scheduled.
         capacity: ``spot`` or ``on-demand``: the nodes that it is for; empty if unknown.
         state: ``ready``, ``starting``, ``stopping``, or why it does not start.
@@ -46,6 +49,8 @@ class PodRow:
 
     name: str
     component: str
+    cluster: str
+    created: str
     node: str
     capacity: str
     state: str
@@ -83,12 +88,14 @@ def component_of(pod: Mapping[str, Any]) -> str:
 
 def pod_row(pod: Mapping[str, Any]) -> PodRow:
     """What is shown of a ``v1.Pod``."""
-    status = pod.get("status") or {}
-    problem = None if pod["metadata"].get("deletionTimestamp") else pod_problem(pod)
+    metadata, status = pod["metadata"], pod.get("status") or {}
+    problem = None if metadata.get("deletionTimestamp") else pod_problem(pod)
     component, group = component_of(pod), label_of(pod, GROUP_LABEL)
     return PodRow(
-        name=pod["metadata"]["name"],
+        name=metadata["name"],
         component=component,
+        cluster=label_of(pod, CLUSTER_LABEL),
+        created=metadata.get("creationTimestamp") or "",
         node=(pod.get("spec") or {}).get("nodeName") or "",
         capacity=_capacity(component, group),
         state=f"{problem.reason}: {problem.message}" if problem is not None else _state(pod),

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spotune.crd.definition import FINETUNE_JOBS
+from spotune.custom_resource.object_names import CLUSTER_LABEL
 from spotune.formatting import duration
 from spotune.job import KIND
 from spotune.service import SERVICE_KIND
@@ -22,7 +23,6 @@ from spotune_client.cluster.jobs import Job, pods_of
 from spotune_client.cluster.resources import find_object, label_of
 from spotune_client.cluster.services import SERVING_GROUPS, Service, service_pods
 from spotune_operator.children.raycluster import ON_DEMAND_GROUP, WORKER_GROUP
-from spotune_operator.children.serving.network import CLUSTER_LABEL
 from spotune_operator.children.serving.resolved_service import child_name
 
 _OWNERS = (KIND, SERVICE_KIND)

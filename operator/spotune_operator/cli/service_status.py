@@ -188,14 +188,24 @@ def _is_notable(found: Mapping[str, Any], *, is_suspended: bool) -> bool:
 
 
 def _pod_table(rows: Sequence[PodRow]) -> RenderableType:
+    """A table of pods; with two Ray clusters, it says which pods are of the newer one."""
+    newest = max(rows, key=lambda row: (_cluster_created(row, rows), row.cluster)).cluster
+    is_replaced = any(row.cluster != newest for row in rows)
     grid = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in ("component", "pod", "node", "state"):
+    for column in ("component", *(["cluster"] if is_replaced else []), "pod", "node", "state"):
         grid.add_column(column.upper(), no_wrap=column in ("component", "pod"), overflow="fold")
     for row in sorted(rows, key=lambda row: (_rank(row.component), row.name)):
         node = f"{row.node or '-'}{f' ({row.capacity})' if row.capacity else ''}"
         restarts = f", {row.restarts} restart{'s' if row.restarts > 1 else ''}" if row.restarts else ""
-        grid.add_row(row.component, row.name, node, Text(row.state + restarts, "yellow" if row.is_problem else ""))
+        state = Text(row.state + restarts, "yellow" if row.is_problem else "")
+        age_of_cluster = ["new" if row.cluster == newest else "old"] if is_replaced else []
+        grid.add_row(row.component, *age_of_cluster, row.name, node, state)
     return grid
+
+
+def _cluster_created(row: PodRow, rows: Sequence[PodRow]) -> str:
+    """When the oldest pod of a pod's Ray cluster was created."""
+    return min(each.created for each in rows if each.cluster == row.cluster)
 
 
 def _rank(component: str) -> int:

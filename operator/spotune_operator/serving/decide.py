@@ -24,7 +24,7 @@ from spotune_operator.serving.findings import ServiceContext, service_findings, 
 from spotune_operator.serving.gateway_stats import UNPLACED_SECONDS
 from spotune_operator.serving.model_location import locate_models, location_of, location_status, newest_version
 from spotune_operator.serving.rollout import ROLLED_OUT, Planned, Rollout, RolloutInput, decide_rollout
-from spotune_operator.serving.scaling import ReplicaPod, Resize, cluster_resizes
+from spotune_operator.serving.scaling import RayClusterView, ReplicaPod, Resize, cluster_resizes
 from spotune_operator.serving.state import ObservedService, ServiceChild, ServicePod
 from spotune_operator.settings import Settings
 
@@ -51,6 +51,7 @@ class ServiceDecision:
         give_notice: Replicas to delete gracefully, so that Ray drains them before the cloud reclaims their node.
         force_delete: Pods to delete without a grace period, because no kubelet will confirm their end.
         replace: Pods to delete because Ray uses them for no replica though one waits for a pod.
+        give_up: Ray clusters to delete because KubeRay replaces them, and none has got requests yet.
         status: The new status.
         requeue_after: Seconds until the next reconcile without an event; None: none is needed.
     """
@@ -61,6 +62,7 @@ class ServiceDecision:
     give_notice: Sequence[ServicePod]
     force_delete: Sequence[ServicePod]
     replace: Sequence[ServicePod]
+    give_up: Sequence[RayClusterView]
     status: ModelServiceStatus
     requeue_after: float | None
 
@@ -99,7 +101,8 @@ def decide_service(
         rollout, resolved = _plan(base, target, now)
     children = build_service_children(resolved) if resolved is not None else []
     ready = observed.ready_replicas(previous.ready_replicas)
-    context = ServiceContext(service, models, observed, _is_applied(children, observed), rollout, ready)
+    is_applied = _is_applied(children, observed)
+    context = ServiceContext(service, models, observed, is_applied, rollout, ready)
     return ServiceDecision(
         apply=children,
         delete=_unwanted(service, children, observed),
@@ -108,6 +111,7 @@ def decide_service(
         give_notice=_replicas_to_notify(observed) if settings.heed_preemption else [],
         force_delete=stuck_pods(observed.pods, observed.nodes, now),
         replace=_pods_to_replace(observed, now),
+        give_up=_clusters_to_delete(observed) if is_applied else [],
         requeue_after=_earliest(_requeue_after(observed, settings), rollout.requeue_after if rollout else None),
     )
 
@@ -140,6 +144,16 @@ def _pods_to_replace(observed: ObservedService, now: float) -> list[ServicePod]:
     """
     unused = [pod for pod in observed.unused_pods if now - (unix_time(pod.ready_since) or now) >= UNPLACED_SECONDS]
     return sorted(unused, key=lambda pod: (pod.created, pod.name))[:1]
+
+
+def _clusters_to_delete(observed: ObservedService) -> list[RayClusterView]:
+    """Clusters that must make room for the pending one: their pods may have the nodes that it needs.
+
+    KubeRay itself keeps them as long as a request may take, which is right for a cluster that has got requests.
+    """
+    if not observed.ray.is_current:  # the pending cluster may be that of a former spec
+        return []
+    return [cluster for cluster in observed.given_up_clusters if not cluster.deleting]
 
 
 def _requeue_after(observed: ObservedService, settings: Settings) -> float | None:

@@ -149,8 +149,13 @@ def _replicas_ready(context: ServiceContext) -> Finding:
         return Finding("ReplicasReady", "False", "DeployFailed", last_line(application.message))
     ready, minimum = context.ready_replicas, context.service.spec.replicas.min
     is_short = ready < minimum or application.status != "RUNNING" or not observed.ready_pods(GATEWAY)
-    if is_short and observed.pod_problem is not None:
-        return Finding("ReplicasReady", "False", observed.pod_problem.reason, observed.pod_problem.message)
+    problem = observed.pod_problem
+    if observed.given_up_pods and (problem is None or problem.reason not in _NEED_A_USER):
+        left = len(observed.given_up_pods)
+        message = f"no Ray cluster serves yet, so the new one replaces the old one (pods left of it: {left})"
+        return Finding("ReplicasReady", "False", "ReplacingCluster", message)
+    if is_short and problem is not None:
+        return Finding("ReplicasReady", "False", problem.reason, problem.message)
     if ready < minimum:
         message = f"{ready} of {minimum} replicas are ready{_hint_about_loading(context)}"
         return Finding("ReplicasReady", "False", "WaitingForReplicas", message)

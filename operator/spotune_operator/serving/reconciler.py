@@ -137,6 +137,9 @@ class ServiceReconciler:
                 refused[manifest["kind"]] = error
         for child in decision.delete:
             await self._kube.delete(SERVICE_CHILDREN[child.kind], child.namespace, child.name, child.uid)
+        for cluster in decision.give_up:
+            logger.warning("deleting RayCluster %s: KubeRay replaces it, and no cluster serves yet", cluster.name)
+            await self._kube.delete(RAY_CLUSTERS, cluster.namespace, cluster.name, cluster.uid)
         for resize in decision.resize:
             if error := await self._resize(resize):
                 refused[RAY_CLUSTERS.kind] = error

@@ -9,6 +9,7 @@ from typing import Any
 from spotune.custom_resource.pod_problems import PodProblem, pod_problem
 from spotune_operator.children.serving.groups import GroupSize, group_sizes
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL, ResolvedService
+from spotune_operator.observe.job_services import controller_uid
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class RayClusterView:
         name: Its name.
         service: Name of the ModelService.
         groups: Its worker groups, in order.
+        uid: Its uid.
+        owner: uid of the object that controls it; empty without one.
+        created: RFC 3339 time of its creation.
         deleting: Whether it is being deleted.
         problem: Why KubeRay cannot create its pods; None if no problem is known.
     """
@@ -62,6 +66,9 @@ class RayClusterView:
     name: str
     service: str
     groups: Sequence[WorkerGroup] = ()
+    uid: str = ""
+    owner: str = ""
+    created: str = ""
     deleting: bool = False
     problem: PodProblem | None = None
 
@@ -97,6 +104,9 @@ def ray_cluster_view(raw: Mapping[str, Any]) -> RayClusterView:
         name=metadata["name"],
         service=(metadata.get("labels") or {}).get(SERVICE_LABEL, ""),
         groups=groups,
+        uid=metadata["uid"],
+        owner=controller_uid(raw),
+        created=metadata.get("creationTimestamp", ""),
         deleting="deletionTimestamp" in metadata,
         problem=pod_problem(raw),
     )

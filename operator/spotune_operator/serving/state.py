@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from spotune.custom_resource.pod_problems import PodProblem, pod_problem
+from spotune.custom_resource.object_names import CLUSTER_LABEL
+from spotune.custom_resource.pod_problems import UNSCHEDULABLE, PodProblem, pod_problem
 from spotune.units.timestamps import unix_time
 from spotune_operator.children.serving.groups import GATEWAY, REPLICAS
-from spotune_operator.children.serving.network import CLUSTER_LABEL
 from spotune_operator.children.serving.ray_service import CLUSTER_ANNOTATION, SPEC_ANNOTATION
 from spotune_operator.children.serving.resolved_service import SERVICE_LABEL
 from spotune_operator.kube.applier import ChildKey
@@ -17,6 +17,7 @@ from spotune_operator.kube.digest import content_digest
 from spotune_operator.observe.job_services import controller_uid
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.state import COMPONENT_LABEL, GROUP_LABEL
+from spotune_operator.providers import GPU_RESOURCE
 from spotune_operator.serving.gateway_stats import Traffic
 from spotune_operator.serving.scaling import RayClusterView, ReplicaPod
 
@@ -116,6 +117,10 @@ class RayServiceState:
     def is_upgrading(self) -> bool:
         """Whether KubeRay brings up another cluster beside the active one."""
         return bool(self.active_cluster and self.pending_cluster)
+
+    def has_given_up(self, cluster: str) -> bool:
+        """Whether KubeRay replaces a cluster by the pending one before any cluster got requests."""
+        return bool(self.pending_cluster) and not self.active_cluster and cluster != self.pending_cluster
 
     def worst_of(self, names: Sequence[str]) -> ApplicationState:
         """The state of the application that is furthest from running."""
@@ -219,10 +224,35 @@ class ObservedService:
 
     @property
     def pod_problem(self) -> PodProblem | None:
-        """Why pods do not start, in the order head, gateway, replicas; else why KubeRay cannot create them."""
-        ranked = sorted(self.pods, key=lambda pod: (pod.component != "head", pod.component != GATEWAY, pod.name))
-        found = [pod.problem for pod in ranked] + [cluster.problem for cluster in self.clusters]
-        return next((problem for problem in found if problem is not None), None)
+        """Why pods do not start, in the order head, gateway, replicas; else why KubeRay cannot create them.
+
+        If pods of several components fit no node, all are named, the one without a GPU first: users have to change it.
+        """
+        staying = [pod for pod in self.pods if not self.ray.has_given_up(pod.cluster)]
+        ranked = sorted(staying, key=lambda pod: (pod.component != "head", pod.component != GATEWAY, pod.name))
+        clusters = [cluster.problem for cluster in self.clusters if not self.ray.has_given_up(cluster.name)]
+        found = [pod.problem for pod in ranked] + clusters
+        first = next((problem for problem in found if problem is not None), None)
+        return _unschedulable(ranked) if first is not None and first.reason == UNSCHEDULABLE else first
+
+    @property
+    def given_up_pods(self) -> list[ServicePod]:
+        """Pods of Ray clusters that KubeRay gave up before any got requests."""
+        return [pod for pod in self.pods if self.ray.has_given_up(pod.cluster)]
+
+    @property
+    def given_up_clusters(self) -> list[RayClusterView]:
+        """Ray clusters that KubeRay gave up before any got requests, for the pending one, which exists.
+
+        A view of the RayService that is older than that of the clusters must not show the newest cluster as given up:
+        it is not older than the pending one.
+        """
+        child, name = self.ray_service, self.ray.pending_cluster
+        pending = next((cluster for cluster in self.clusters if cluster.name == name), None)
+        if child is None or pending is None:
+            return []
+        given_up = [cluster for cluster in self.clusters if self.ray.has_given_up(cluster.name)]
+        return [each for each in given_up if each.owner == child.uid and each.created <= pending.created]
 
     @property
     def gateways(self) -> list[str]:
@@ -347,6 +377,18 @@ def _application_state(application: Mapping[str, Any]) -> ApplicationState:
     unhealthy = [each for each in deployments if each.get("status") != "HEALTHY"]
     message = next((each["message"] for each in unhealthy if each.get("message")), application.get("message", ""))
     return ApplicationState(application.get("status", ""), str(message), is_complete=not unhealthy)
+
+
+def _unschedulable(pods: Sequence[ServicePod]) -> PodProblem:
+    """The problems of pods that fit no node as one, by component; that of a missing GPU first."""
+    problems: dict[str, str] = {}
+    for pod in pods:
+        if pod.problem is not None and pod.problem.reason == UNSCHEDULABLE:
+            problems.setdefault(pod.component, pod.problem.message)
+    if len(problems) == 1:
+        return PodProblem(UNSCHEDULABLE, *problems.values())
+    ranked = sorted(problems.items(), key=lambda found: f"Insufficient {GPU_RESOURCE}" not in found[1])
+    return PodProblem(UNSCHEDULABLE, "; ".join(f"{name}: {message.rstrip('.')}" for name, message in ranked))
 
 
 def last_line(message: str) -> str:

@@ -166,6 +166,18 @@ def test_most_actionable_problem_of_several_containers_wins() -> None:
     assert reasons == ["ErrImagePull", "CreateContainerConfigError", "CrashLoopBackOff"]
 
 
+def test_what_an_unschedulable_pod_asks_for_comes_first() -> None:
+    requests = {"cpu": "3500m", "memory": "16Gi", "nvidia.com/gpu": "1"}
+    spec = {"containers": [{"name": "ray-worker", "resources": {"requests": requests}}]}
+    problem = explain(STATUSES["gpus"], spec=spec)
+    assert problem is not None
+    begin = "the pod asks for 1 GPU, 3.5 CPU and 16 GiB; 0/2 nodes are available: 1 Insufficient nvidia.com/gpu, "
+    assert problem.message.startswith(begin)
+    gated = explain(STATUSES["gated"], spec=spec)
+    assert gated is not None
+    assert gated.message.startswith("Scheduling is blocked")
+
+
 def test_scheduling_gate_is_named() -> None:
     spec = {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}
     problem = explain(STATUSES["gated"], spec=spec)

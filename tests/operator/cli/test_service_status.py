@@ -105,6 +105,21 @@ def test_pods_are_listed_with_node_capacity_and_problem() -> None:
     ]
 
 
+def test_with_two_ray_clusters_the_pods_of_the_newer_one_are_marked() -> None:
+    old, new = service_pod("head", suffix="zzzzz"), service_pod("head", suffix="aaaaa")
+    worker = service_pod("gateway", "gateway")
+    for pod, cluster, created in ((old, "first", 60), (worker, "first", 10), (new, "second", 30)):
+        pod["metadata"]["labels"]["ray.io/cluster"] = cluster
+        pod["metadata"]["creationTimestamp"] = ago(created)
+    table = shown(serving(), old, worker, new)
+    assert table[table.index([""]) + 1 :] == [
+        ["COMPONENT", "CLUSTER", "POD", "NODE", "STATE"],
+        ["gateway", "old", f"{CLUSTER}-gateway-worker-aaaaa", "n1 (on-demand)", "ready"],
+        ["head", "new", f"{CLUSTER}-head-aaaaa", "n1 (on-demand)", "ready"],
+        ["head", "old", f"{CLUSTER}-head-zzzzz", "n1 (on-demand)", "ready"],
+    ]
+
+
 def test_only_the_latest_events_are_shown() -> None:
     happened = [event("RayService", "spotunems-answers", message=f"no {number}") for number in range(7)]
     events = summarize_service_events(happened, serving(), [])

@@ -37,6 +37,7 @@ class FakeKube:
         statuses: Patches of the status.
         deleted: Deleted kinds.
         forced: Grace periods of forced deletions, by the name of the pod.
+        clusters: uids of deleted RayClusters by name.
         events: Reasons of Events.
         patches: JSON patches by name of the RayCluster.
     """
@@ -46,6 +47,7 @@ class FakeKube:
     statuses: list[Mapping[str, Any]] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     forced: dict[str, int | None] = field(default_factory=dict)
+    clusters: dict[str, str] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     patches: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     body: dict[str, Any] = field(default_factory=dict)
@@ -87,6 +89,8 @@ class FakeKube:
     ) -> None:
         if resource.kind == "Pod":
             self.forced[name] = grace_seconds
+        elif resource.kind == "RayCluster":
+            self.clusters[name] = uid
         else:
             self.deleted.append(resource.kind)
 
@@ -299,6 +303,17 @@ def test_running_cluster_is_resized(bench: Bench) -> None:
     bench.caches.clusters_ = [RayClusterView("team", "spotunems-answers-aaaaa", "answers", groups)]
     bench.reconcile()
     assert list(bench.kube.patches) == ["spotunems-answers-aaaaa"]
+
+
+def test_the_cluster_of_a_spec_that_was_corrected_is_deleted_before_anything_was_served(bench: Bench) -> None:
+    bench.reconcile()
+    key, service = next((key, found) for key, found in bench.kube.objects.items() if key[0] == "RayService")
+    bench.kube.objects[key] = {**service, "status": {"pendingServiceStatus": {"rayClusterName": "new"}}}
+    bench.caches.clusters_ = [
+        RayClusterView("team", name, "answers", uid=f"uid-{name}", owner="uid-RayService") for name in ("old", "new")
+    ]
+    bench.reconcile()
+    assert bench.kube.clusters == {"old": "uid-old"}
 
 
 def test_a_pod_that_ends_on_a_dead_node_is_deleted_by_force(bench: Bench) -> None:

@@ -122,10 +122,12 @@ def test_pod_belongs_to_a_component_and_a_cluster() -> None:
 
 
 def test_cluster_has_its_groups_and_why_pods_cannot_be_created() -> None:
-    metadata = {"name": "a", "namespace": "team", "labels": LABELS}
+    owner = {"kind": "RayService", "name": "spotunems-answers", "uid": "r", "controller": True}
+    metadata = {"name": "a", "namespace": "team", "uid": "u", "labels": LABELS, "ownerReferences": [owner]}
     spec = {"workerGroupSpecs": [{"groupName": "spot", "replicas": 2, "minReplicas": 1, "maxReplicas": 3}]}
     failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreateWorkerPod", "message": "quota"}
     view = ray_cluster_view({"metadata": metadata, "spec": spec, "status": {"conditions": [failure]}})
     assert view.groups == [WorkerGroup("spot", replicas=2, min=1, max=3)]
+    assert (view.uid, view.owner) == ("u", "r")
     assert view.problem is not None
     assert view.problem.reason == "FailedCreateWorkerPod"

@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from spotune.custom_resource.object_names import CLUSTER_LABEL
 from spotune_operator.children.network import allowed, operator_pods, pods_of
 from spotune_operator.children.ports import DASHBOARD, METRICS, SERVE
 from spotune_operator.children.serving.groups import GATEWAY
@@ -12,8 +13,6 @@ SERVICE_PORT: Final = 80
 """Port of the Service of the endpoint: Ingresses refer to it by name, HTTPRoutes by number."""
 _KUBERAY_LABELS: Final = {"app.kubernetes.io/component": "kuberay-operator"}
 """Labels of KubeRay's operator, by its Helm chart and by its manifests."""
-CLUSTER_LABEL: Final = "ray.io/cluster"
-"""Label of KubeRay's pods with the name of their RayCluster."""
 
 
 def gateway_service(resolved: ResolvedService) -> dict[str, Any]:
