@@ -127,7 +127,7 @@ JOB_STATUS = {
 
 def read_object(status: Any) -> None:
     """Any status: a model, or a JobError that names the object. What the schema of the CRD accepts can be shown."""
-    raw = {**OBJECT, "status": status}
+    raw = {**OBJECT, "status": _as_stored(status)}
     for kind in (StoredJob, StoredSweep, StoredService):
         try:
             valid = kind(raw).status
@@ -136,6 +136,11 @@ def read_object(status: Any) -> None:
         else:
             shown = {**OBJECT, "status": json.loads(valid.model_dump_json(by_alias=True, exclude_none=True))}
             _show(kind(shown))
+
+
+def _as_stored(value: Any) -> Any:
+    """The value as an API server stores it: halves of surrogate pairs are replaced."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _show(found: Any) -> None:
