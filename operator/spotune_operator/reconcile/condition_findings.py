@@ -120,7 +120,7 @@ def _storage_ready(context: ReconcileContext) -> Finding:
             return Finding("StorageReady", "False", "BucketUnusable", reference("PreflightPassed"))
         return Finding("StorageReady", "True", "Bucket", f"the job is kept in {storage.bucket}")
     if storage.existing_claim:
-        return Finding("StorageReady", "True", "ExistingClaim", f"the job uses the claim {storage.existing_claim}")
+        return _existing_claim(storage.existing_claim, context)
     if claim is None:
         return Finding("StorageReady", "False", "Creating", "the claim is being created")
     if claim.phase == "Bound":
@@ -131,6 +131,13 @@ def _storage_ready(context: ReconcileContext) -> Finding:
         return Finding("StorageReady", "False", "Lost", message)
     message = "the volume is being created; some storage classes wait for the first pod"
     return Finding("StorageReady", "Unknown", "Pending", message)
+
+
+def _existing_claim(name: str, context: ReconcileContext) -> Finding:
+    if context.observed.claim_exists is False:
+        missing = f"there is no PersistentVolumeClaim {name} in this namespace: create it, or correct the name"
+        return Finding("StorageReady", "False", "ClaimNotFound", f"spec.storage.existingClaim: {missing}")
+    return Finding("StorageReady", "True", "ExistingClaim", f"the job uses the claim {name}")
 
 
 def _pools_match(context: ReconcileContext) -> Iterator[Finding]:
