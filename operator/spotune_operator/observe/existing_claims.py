@@ -1,7 +1,7 @@
-"""Whether the claim that a job names in ``spec.storage.existingClaim`` exists.
+"""Whether the claims that jobs and services name exist. The caches have only claims that the operator made.
 
-The caches have only claims that the operator made. A pod with a node shows that its claim exists, because the scheduler
-waits for it. So the API server is asked once before a job has such pods, and never about a job that runs.
+A pod with a node shows that its claims exist, because the scheduler waits for them. So the API server is asked once
+before there are such pods, and never about a job or service that runs.
 """
 
 from __future__ import annotations
@@ -9,17 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Protocol
 
 from spotune_operator.errors import KubernetesError
 from spotune_operator.kube.client import CLAIMS, Manifest, Resource
-from spotune_operator.observe.caches import CachedJob
-from spotune_operator.observe.state import JobKey, Pod
 
 logger = logging.getLogger(__name__)
-
-_ENDED: Final = ("Complete", "Failed")
-"""Phases of jobs that need no claim."""
 
 
 class Server(Protocol):
@@ -29,27 +24,43 @@ class Server(Protocol):
         """An object; None if there is none of this name."""
 
 
+class Owner(Protocol):
+    """A job or service in a cache."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Namespace and name."""
+
+    @property
+    def uid(self) -> str:
+        """Its uid."""
+
+    @property
+    def generation(self) -> int:
+        """Its ``metadata.generation``."""
+
+
 @dataclass(frozen=True)
 class _Answer:
-    """What the API server said about the claim of a job.
+    """What the API server said about the claims of a job or service.
 
     Attributes:
-        job: uid and generation of the job.
-        exists: Whether the claim exists; None: the request failed.
-        at: Unix time of the request.
+        owner: Its uid and generation.
+        missing: Names of the claims that do not exist; None: a request failed.
+        at: Unix time of the requests.
     """
 
-    job: tuple[str, int]
-    exists: bool | None
+    owner: tuple[str, int]
+    missing: Sequence[str] | None
     at: float
 
 
 class ExistingClaims:
-    """Looks up the claims that jobs name.
+    """Looks up claims.
 
     Args:
         server: The API server.
-        ask_again_seconds: Time between two requests about a claim that is missing, or could not be looked up.
+        ask_again_seconds: Time between two lookups while a claim is missing, or could not be looked up.
         clock: Returns Unix time.
     """
 
@@ -57,42 +68,40 @@ class ExistingClaims:
         self._server = server
         self._ask_again_seconds = ask_again_seconds
         self._clock = clock
-        self._answers: dict[JobKey, _Answer] = {}
+        self._answers: dict[tuple[str, str], _Answer] = {}
 
-    async def exists(self, job: CachedJob, pods: Sequence[Pod]) -> bool | None:
-        """Whether the claim of a job exists; None: not known. True as well for a job that names none, or has ended.
+    async def missing(self, owner: Owner, names: Callable[[], Sequence[str]], *, exist: bool) -> Sequence[str] | None:
+        """Names of the claims that do not exist; None: not known.
 
         Args:
-            job: The job.
-            pods: Its pods.
+            owner: The job or service.
+            names: Returns the names of its claims; called only for a lookup.
+            exist: Whether the claims are known to exist, because its pods are on nodes, or do not matter any more.
         """
-        if job.phase in _ENDED or any(pod.node for pod in pods):
-            self.forget(job.key)  # its claim may be deleted before the job needs it again
-            return True
-        identity, answer = (job.uid, job.generation), self._answers.get(job.key)
-        if answer is not None and answer.job != identity:
-            answer = None  # the job names another claim now, or was resumed
+        if exist:
+            self.forget(owner.key)  # a claim may be deleted before it is needed again
+            return ()
+        identity, answer = (owner.uid, owner.generation), self._answers.get(owner.key)
+        if answer is not None and answer.owner != identity:
+            answer = None  # other claims may be named now, or the job was resumed
         if answer is None or self._is_due(answer):
-            known = answer.exists if answer is not None else None
-            answer = _Answer(identity, await self._ask(job, known), self._clock())
-            self._answers[job.key] = answer
-        return answer.exists
+            known = answer.missing if answer is not None else None
+            answer = _Answer(identity, await self._ask(owner.key[0], names(), known), self._clock())
+            self._answers[owner.key] = answer
+        return answer.missing
 
-    def forget(self, key: JobKey) -> None:
-        """Forget what is known about a job."""
+    def forget(self, key: tuple[str, str]) -> None:
+        """Forget what is known about a job or service."""
         self._answers.pop(key, None)
 
     def _is_due(self, answer: _Answer) -> bool:
-        return answer.exists is not True and self._clock() - answer.at >= self._ask_again_seconds
+        is_settled = answer.missing is not None and not answer.missing
+        return not is_settled and self._clock() - answer.at >= self._ask_again_seconds
 
-    async def _ask(self, job: CachedJob, known: bool | None) -> bool | None:
-        """Whether the claim exists; after an error what was known before."""
-        storage: dict[str, Any] = (job.body["spec"] or {}).get("storage") or {}
-        name = storage.get("existingClaim")
-        if not name:
-            return True
+    async def _ask(self, namespace: str, names: Sequence[str], known: Sequence[str] | None) -> Sequence[str] | None:
+        """The missing ones of these claims; after an error what was known before."""
         try:
-            return await self._server.find(CLAIMS, job.namespace, name) is not None
+            return tuple([name for name in names if await self._server.find(CLAIMS, namespace, name) is None])
         except KubernetesError as error:
-            logger.warning("cannot look up the claim %s, and continue without: %s", name, error)
+            logger.warning("cannot look up the claims %s, and continue without: %s", ", ".join(names), error)
             return known

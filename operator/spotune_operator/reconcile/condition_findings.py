@@ -134,7 +134,7 @@ def _storage_ready(context: ReconcileContext) -> Finding:
 
 
 def _existing_claim(name: str, context: ReconcileContext) -> Finding:
-    if context.observed.claim_exists is False:
+    if name in (context.observed.missing_claims or ()):
         missing = f"there is no PersistentVolumeClaim {name} in this namespace: create it, or correct the name"
         return Finding("StorageReady", "False", "ClaimNotFound", f"spec.storage.existingClaim: {missing}")
     return Finding("StorageReady", "True", "ExistingClaim", f"the job uses the claim {name}")

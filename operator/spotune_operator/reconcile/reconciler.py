@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from spotune.errors import JobError
 from spotune.job import FinetuneJob, FinetuneJobStatus
@@ -94,10 +94,10 @@ class Reconciler:
         if job is None or job.deleting:
             self._forget(key)
             return None
-        claim_exists = await self._claims.exists(job, self._caches.pods(key))
+        missing_claims = await self._missing_claims(job)
         previous = parse_status(FinetuneJobStatus, job.status)
         try:
-            observed = self._observe(job, previous, claim_exists)
+            observed = self._observe(job, previous, missing_claims)
             decision = decide(
                 self._desired_children(job, previous, observed),
                 generation=job.generation,
@@ -152,7 +152,12 @@ class Reconciler:
             self._last_change[job.key] = job.version, changed_at
         return changed_at
 
-    def _observe(self, job: CachedJob, previous: FinetuneJobStatus, claim_exists: bool | None) -> Observed:
+    async def _missing_claims(self, job: CachedJob) -> Sequence[str] | None:
+        """The claims that a job names and that do not exist; a job that has ended needs none."""
+        exist = job.phase in ("Complete", "Failed") or any(pod.node for pod in self._caches.pods(job.key))
+        return await self._claims.missing(job, lambda: _named_claims(job), exist=exist)
+
+    def _observe(self, job: CachedJob, previous: FinetuneJobStatus, missing_claims: Sequence[str] | None) -> Observed:
         key = job.key
         pods = self._caches.pods(key)
         names = {*(pod.node for pod in pods), *(each.node for each in previous.unfit_nodes)}
@@ -167,7 +172,7 @@ class Reconciler:
             all_nodes=self._caches.all_nodes(),
             poll=self._poller.set_target(key, head.ip if head is not None else ""),
             refused=dict(self._refused.get(key, {})),
-            claim_exists=claim_exists,
+            missing_claims=missing_claims,
             created=job.created,
             changed_elsewhere_at=self._changed_elsewhere_at(job),
         )
@@ -233,3 +238,9 @@ class Reconciler:
         self._last_change.pop(key, None)
         self._applier.forget(key)
         self._claims.forget(key)
+
+
+def _named_claims(job: CachedJob) -> list[str]:
+    """The claim of ``spec.storage.existingClaim``; empty without one."""
+    storage = (job.body["spec"] or {}).get("storage") or {}
+    return [storage["existingClaim"]] if storage.get("existingClaim") else []
