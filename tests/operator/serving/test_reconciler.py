@@ -39,8 +39,7 @@ class FakeKube:
         forced: Grace periods of forced deletions, by the name of the pod.
         events: Reasons of Events.
         patches: JSON patches by name of the RayCluster.
-        claims: Names of the claims that exist.
-        lookups: Names of the claims that were looked up.
+        claims: Names of the claims that exist. ``lookups``: of those that were looked up.
     """
 
     applied: list[str] = field(default_factory=list)
