@@ -39,7 +39,6 @@ class FakeKube:
         forced: Grace periods of forced deletions, by the name of the pod.
         events: Reasons of Events.
         patches: JSON patches by name of the RayCluster.
-        claims: Names of the claims that exist. ``lookups``: of those that were looked up.
     """
 
     applied: list[str] = field(default_factory=list)
@@ -49,8 +48,6 @@ class FakeKube:
     forced: dict[str, int | None] = field(default_factory=dict)
     events: list[str] = field(default_factory=list)
     patches: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    claims: list[str] = field(default_factory=list)
-    lookups: list[str] = field(default_factory=list)
     body: dict[str, Any] = field(default_factory=dict)
     objects: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     version: int = 10
@@ -80,11 +77,6 @@ class FakeKube:
         self, resource: Resource, namespace: str, name: str, operations: Sequence[Mapping[str, Any]]
     ) -> None:
         self.patches[name] = operations
-
-    async def find(self, resource: Resource, namespace: str, name: str) -> dict[str, Any] | None:
-        assert (resource.kind, namespace) == ("PersistentVolumeClaim", "team")
-        self.lookups.append(name)
-        return {} if name in self.claims else None
 
     async def create(self, resource: Resource, manifest: dict[str, Any]) -> bool:
         self.events.append(manifest["reason"])
@@ -264,26 +256,6 @@ def test_the_version_has_the_step_of_the_exported_weights(exported: int | None, 
     bench.jobs.exported = exported
     bench.reconcile()
     assert bench.kube.body["status"]["pendingModel"]["version"] == f"sql-0123abcd-step-{step}"
-
-
-def test_a_service_waits_for_the_claims_that_it_names(bench: Bench) -> None:
-    bench.kube.body["spec"]["model"] = {"claim": {"name": "models", "path": "t5"}}
-    assert bench.reconcile() == SETTINGS.refused_seconds
-    assert bench.condition("Stalled")["reason"] == "ClaimNotFound"
-    bench.kube.claims = ["models"]
-    bench.kube.body["metadata"]["generation"] = 2
-    bench.reconcile()
-    assert (bench.condition("ModelAvailable")["status"], bench.condition("Stalled")["status"]) == ("True", "False")
-    bench.reconcile()
-    assert bench.kube.lookups == ["models", "models"]
-
-
-def test_the_claims_of_a_service_that_runs_are_not_looked_up(bench: Bench) -> None:
-    bench.kube.body["spec"]["model"] = {"claim": {"name": "models", "path": "t5"}}
-    bench.caches.pods_ = [ServicePod("gateway", "team", "answers", "gateway", node="n1")]
-    bench.reconcile()
-    assert bench.condition("ModelAvailable")["status"] == "True"
-    assert bench.kube.lookups == []
 
 
 def test_invalid_spec_is_reported_and_tried_again(bench: Bench) -> None:
