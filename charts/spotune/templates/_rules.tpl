@@ -14,8 +14,11 @@
   verbs: [patch]
 # Server-side apply asks for create where the object is not there yet, and for patch where it is.
 - apiGroups: [""]
-  resources: [configmaps, persistentvolumeclaims]
+  resources: [configmaps]
   verbs: [list, watch, create, patch]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch] # get: the claim of storage.existingClaim, which others have made
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [list, watch, create, patch]

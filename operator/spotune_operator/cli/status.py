@@ -10,10 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spotune.custom_resource.status import referenced
 from spotune.formatting import duration, evaluation, restarts
 from spotune.units.timestamps import unix_time
-from spotune_client.cluster.conditions import PROBLEMS, condition_heading, is_problem, notable_conditions
+from spotune_client.cluster.conditions import condition_heading, is_problem, main_problem, notable_conditions
 from spotune_client.cluster.jobs import Job, outcome, phase, reason_and_message, status_of, with_cause
 
 _COLUMNS: Final = ("name", "phase", "progress", "loss", "ETA", "workers", "restarts", "checkpoint", "age")
@@ -23,7 +22,7 @@ STYLES: Final = {"Complete": "green", "Failed": "red", "Stalled": "red", "Suspen
 
 
 def table(jobs: Sequence[Job], now: float, *, with_namespace: bool, with_bar: bool) -> RenderableType:
-    """A table with one row per job, followed by one line per problem that needs attention.
+    """A table with one row per job, followed by one line for each job with a problem.
 
     Args:
         jobs: The jobs as the API server returns them.
@@ -89,12 +88,9 @@ def _progress_cell(status: Mapping[str, Any], *, with_bar: bool) -> RenderableTy
 
 def _problem_lines(jobs: Sequence[Job]) -> Iterator[Text]:
     for job in jobs:
-        explained: set[str] = set()
-        for found in (each for each in notable_conditions(job) if each["type"] in PROBLEMS):
-            about = referenced(found.get("message") or "")
-            shown = found if about in explained else with_cause(job, found)
-            explained.add(about)
-            yield Text(f"{job['metadata']['name']}: {found['type']}: {reason_and_message(shown)}", "yellow")
+        if (found := main_problem(job)) is not None:
+            text = reason_and_message(with_cause(job, found))
+            yield Text(f"{job['metadata']['name']}: {condition_heading(found)}: {text}", "yellow")
 
 
 def panel(job: Job, now: float, bar_width: int = _WIDE_BAR_WIDTH) -> RenderableType:

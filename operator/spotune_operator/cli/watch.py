@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -17,6 +17,8 @@ from spotune_client.cluster.client import Cluster
 from spotune_client.cluster.conditions import condition_heading, notable_conditions
 from spotune_client.cluster.jobs import (
     Job,
+    condition,
+    is_true,
     outcome,
     phase,
     reason_and_message,
@@ -108,13 +110,18 @@ class PlainView:
         for text, found in shown.items():
             if text not in self._shown:
                 self._write(text)
-                if found["type"] == "Stalled":
-                    self._write("waiting until the job is changed; Ctrl-C ends the watch, not the job")
+                if is_true(job, "Stalled") and _is_shown_as(found, condition(job, "Stalled")) and not outcome(job):
+                    self._write("waiting until this is mended; Ctrl-C ends the watch, not the job")
         self._shown = set(shown)
 
     def notify(self, text: str) -> None:
         """Write a line."""
         self._write(text)
+
+
+def _is_shown_as(found: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
+    """Whether a condition is another one, or has its message: then it is shown in its place."""
+    return other is not None and (found["type"] == other["type"] or found.get("message") == other.get("message"))
 
 
 class JsonView(PlainView):

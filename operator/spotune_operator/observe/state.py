@@ -131,6 +131,7 @@ class Observed:
         all_nodes: All nodes of the cluster.
         poll: The last poll of the supervisor; None without a head pod.
         refused: The API server's message for each kind of child that it rejected at the last apply.
+        missing_claims: Names of claims that the job names and that do not exist. None: not known.
         created: Unix time of the job's creation.
         changed_elsewhere_at: Unix time at which this operator first saw what somebody else has written to the job; 0 if
             the last write was its own.
@@ -145,6 +146,7 @@ class Observed:
     all_nodes: Sequence[NodeView] = ()
     poll: PollResult | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    missing_claims: Sequence[str] | None = ()
     created: float = 0.0
     changed_elsewhere_at: float = 0.0
 

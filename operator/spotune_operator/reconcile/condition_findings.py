@@ -104,7 +104,8 @@ def _suspended(context: ReconcileContext) -> Finding:
         return Finding("Suspended", "False", "NotSuspended")
     if context.observed.pods:
         return Finding("Suspended", "Unknown", "Suspending", "the workers commit, then all pods are deleted")
-    remedy = "set suspend: false" if context.job.spec.suspend else "raise spec.maxCost"
+    resume = f"run `spotune resume {context.job.metadata.name}` or set suspend: false"
+    remedy = resume if context.job.spec.suspend else "raise spec.maxCost"
     message = f"all pods are deleted; {remedy} to continue from the last commit"
     return Finding("Suspended", "True", "Suspended", message)
 
@@ -119,7 +120,7 @@ def _storage_ready(context: ReconcileContext) -> Finding:
             return Finding("StorageReady", "False", "BucketUnusable", reference("PreflightPassed"))
         return Finding("StorageReady", "True", "Bucket", f"the job is kept in {storage.bucket}")
     if storage.existing_claim:
-        return Finding("StorageReady", "True", "ExistingClaim", f"the job uses the claim {storage.existing_claim}")
+        return _existing_claim(storage.existing_claim, context)
     if claim is None:
         return Finding("StorageReady", "False", "Creating", "the claim is being created")
     if claim.phase == "Bound":
@@ -130,6 +131,13 @@ def _storage_ready(context: ReconcileContext) -> Finding:
         return Finding("StorageReady", "False", "Lost", message)
     message = "the volume is being created; some storage classes wait for the first pod"
     return Finding("StorageReady", "Unknown", "Pending", message)
+
+
+def _existing_claim(name: str, context: ReconcileContext) -> Finding:
+    if name in (context.observed.missing_claims or ()):
+        missing = f"there is no PersistentVolumeClaim {name} in this namespace: create it, or correct the name"
+        return Finding("StorageReady", "False", "ClaimNotFound", f"spec.storage.existingClaim: {missing}")
+    return Finding("StorageReady", "True", "ExistingClaim", f"the job uses the claim {name}")
 
 
 def _pools_match(context: ReconcileContext) -> Iterator[Finding]:
@@ -163,15 +171,16 @@ def _cluster_ready(context: ReconcileContext) -> Finding:
         return Finding("ClusterReady", "False", "NoWorkersYet", message)
     running = sum(pod.runs for pod in observed.workers)
     count = f"{running} of {workers.count} workers run"
+    missing = max(workers.count - running, 0) if context.outcome is None else 0
+    waiting = f"{count}, waiting for {missing} more" if missing else count
     if running < workers.min_count:
-        shown = problem or PodProblem("WorkersPending", count)
+        shown = problem or PodProblem("WorkersPending", waiting)
         return Finding("ClusterReady", "False", shown.reason, shown.message)
-    if context.queue_request is not None and (waiting := sum(pod.held_back for pod in observed.workers)):
+    if context.queue_request is not None and (held_back := sum(pod.held_back for pod in observed.workers)):
         queue = context.job.spec.cluster.queue_name
-        count = f"{count}; queue {queue} has no quota for {waiting} more"
-        problem = None
-    suffix = f"; {problem.message}" if problem is not None and running < workers.count else ""
-    return Finding("ClusterReady", "True", "Running", f"{count}{suffix}")
+        return Finding("ClusterReady", "True", "Running", f"{count}; queue {queue} has no quota for {held_back} more")
+    message = f"{count}; {problem.message}" if problem is not None and missing else waiting
+    return Finding("ClusterReady", "True", "Running", message)
 
 
 def _preflight_passed(context: ReconcileContext) -> Finding:

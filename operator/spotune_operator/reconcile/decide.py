@@ -261,7 +261,8 @@ def _requeue_after(context: ReconcileContext) -> float | None:
         waits.append(context.poll.failing_since + settings.unreachable_seconds - now)
     if any(counts(context.job.spec.workers, pod) for pod in observed.pods):
         waits.append(settings.poll_seconds)
-    if observed.refused:
+    may_lack_claim = observed.missing_claims is None or bool(observed.missing_claims)
+    if observed.refused or (may_lack_claim and context.outcome is None):
         waits.append(settings.refused_seconds)
     last_progress = unix_time(context.previous.last_progress_time)
     if last_progress is not None and context.outcome is None and not context.must_pause:

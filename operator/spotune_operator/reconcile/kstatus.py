@@ -75,6 +75,9 @@ def _stalled(context: ReconcileContext, findings: Mapping[str, Finding]) -> Find
         refused = {kind: why for kind, why in context.observed.refused.items() if kind != SERVICE_KIND}  # see Served
         for kind, message in refused.items():
             return Finding("Stalled", "True", "Refused", f"the API server rejected the {kind}: {message}")
+        storage = findings["StorageReady"]
+        if storage.reason == "ClaimNotFound" and not context.must_pause:
+            return Finding("Stalled", "True", "ClaimNotFound", storage.message)
         problem = context.observed.pod_problem
         if problem is not None and problem.reason in NEED_A_USER:
             return Finding("Stalled", "True", problem.reason, problem.message)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from spotune.errors import JobError
 from spotune.job import FinetuneJob, FinetuneJobStatus
@@ -22,6 +22,7 @@ from spotune_operator.kube.pod_deletion import force_delete, give_notice
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.kueue.scaling import is_queued, scale_operations
 from spotune_operator.observe.caches import CachedJob, Caches
+from spotune_operator.observe.existing_claims import ExistingClaims
 from spotune_operator.observe.job_services import controller_uid
 from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
 from spotune_operator.observe.state import Child, JobKey, Observed
@@ -76,6 +77,7 @@ class Reconciler:
         )
         self._desired = DesiredChildrenCache(must_keep=poller.is_polling)
         self._applier = ChildApplier(kube, caches.version_of)
+        self._claims = ExistingClaims(kube, settings.refused_seconds, clock)
         self._refused: dict[JobKey, dict[str, str]] = {}
         self._last_change: dict[JobKey, tuple[int, float]] = {}
 
@@ -92,9 +94,10 @@ class Reconciler:
         if job is None or job.deleting:
             self._forget(key)
             return None
+        missing_claims = await self._missing_claims(job)
         previous = parse_status(FinetuneJobStatus, job.status)
         try:
-            observed = self._observe(job, previous)
+            observed = self._observe(job, previous, missing_claims)
             decision = decide(
                 self._desired_children(job, previous, observed),
                 generation=job.generation,
@@ -149,7 +152,12 @@ class Reconciler:
             self._last_change[job.key] = job.version, changed_at
         return changed_at
 
-    def _observe(self, job: CachedJob, previous: FinetuneJobStatus) -> Observed:
+    async def _missing_claims(self, job: CachedJob) -> Sequence[str] | None:
+        """The claims that a job names and that do not exist; a job that has ended needs none."""
+        exist = job.phase in ("Complete", "Failed") or any(pod.node for pod in self._caches.pods(job.key))
+        return await self._claims.missing(job, lambda: _named_claims(job), exist=exist)
+
+    def _observe(self, job: CachedJob, previous: FinetuneJobStatus, missing_claims: Sequence[str] | None) -> Observed:
         key = job.key
         pods = self._caches.pods(key)
         names = {*(pod.node for pod in pods), *(each.node for each in previous.unfit_nodes)}
@@ -164,6 +172,7 @@ class Reconciler:
             all_nodes=self._caches.all_nodes(),
             poll=self._poller.set_target(key, head.ip if head is not None else ""),
             refused=dict(self._refused.get(key, {})),
+            missing_claims=missing_claims,
             created=job.created,
             changed_elsewhere_at=self._changed_elsewhere_at(job),
         )
@@ -228,3 +237,10 @@ class Reconciler:
         self._refused.pop(key, None)
         self._last_change.pop(key, None)
         self._applier.forget(key)
+        self._claims.forget(key)
+
+
+def _named_claims(job: CachedJob) -> list[str]:
+    """The claim of ``spec.storage.existingClaim``; empty without one."""
+    storage = (job.body["spec"] or {}).get("storage") or {}
+    return [storage["existingClaim"]] if storage.get("existingClaim") else []

@@ -41,9 +41,20 @@ class CachedService(CachedResource):
     @cached_property
     def jobs(self) -> set[str]:
         """Names of the FinetuneJobs that it names. Each event of a job asks all services."""
+        return {part["finetuneJob"] for part in self._sources if part.get("finetuneJob")}
+
+    @property
+    def claims(self) -> list[str]:
+        """Names of the claims that it names."""
+        claims = [part.get("claim") for part in self._sources]
+        return [claim["name"] for claim in claims if isinstance(claim, dict) and claim.get("name")]
+
+    @property
+    def _sources(self) -> list[dict[str, Any]]:
+        """Where model and adapters come from."""
         spec = self.spec if isinstance(self.spec, dict) else {}
         parts = [spec.get("model"), *(spec.get("adapters") or ())]
-        return {part["finetuneJob"] for part in parts if isinstance(part, dict) and part.get("finetuneJob")}
+        return [part for part in parts if isinstance(part, dict)]
 
 
 @dataclass(frozen=True)

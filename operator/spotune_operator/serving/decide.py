@@ -162,7 +162,8 @@ def _requeue_after(observed: ObservedService, settings: Settings) -> float | Non
         return _TERMINATING_PODS_SECONDS
     if observed.unused_pods:
         return _UNPLACED_REPLICA_SECONDS
-    return settings.refused_seconds if observed.refused else None
+    may_lack_claim = observed.missing_claims is None or bool(observed.missing_claims)
+    return settings.refused_seconds if observed.refused or may_lack_claim else None
 
 
 def _is_applied(desired: Sequence[Manifest], observed: ObservedService) -> bool:

@@ -181,7 +181,7 @@ def _stalled(context: ServiceContext, replicas: Finding) -> Finding:
         remedy = _NO_GATEWAY_API if kind == "HTTPRoute" and message in _NOT_INSTALLED else ""
         return Finding("Stalled", "True", "Refused", f"the API server rejected the {kind}: {message}{remedy}")
     model = context.models.finding
-    if model.reason == "JobFailed":
+    if model.reason == "JobFailed" or (model.reason == "ClaimNotFound" and not context.service.spec.suspend):
         return Finding("Stalled", "True", model.reason, model.message)
     if replicas.reason in _NEED_A_USER:
         return Finding("Stalled", "True", replicas.reason, replicas.message)

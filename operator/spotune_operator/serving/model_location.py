@@ -49,13 +49,14 @@ def locate_models(service: ModelService, observed: ObservedService, previous: Mo
         served: LocationStatus | None = previous.pending_model or previous.model
         model, finding = _of_job(spec.finetune_job, observed, served, field_name)
     elif spec.claim is not None:
-        model = claim_location(spec.claim)
+        model, finding = claim_location(spec.claim), _missing(spec.claim, observed, "spec.model.claim")
     else:
         model = source_location(spec.source, spec.revision)
     adapters: dict[str, ModelLocation] = {}
     for number, adapter in enumerate(service.spec.adapters):
         if adapter.claim is not None:
             adapters[adapter.name] = claim_location(adapter.claim)
+            finding = finding or _missing(adapter.claim, observed, f"spec.adapters[{number}].claim")
             continue
         field_name = f"spec.adapters[{number}].finetuneJob"
         served = previous.adapters.get(adapter.name)
@@ -163,6 +164,14 @@ def _served_before(served: LocationStatus | None, job: str) -> ModelLocation | N
     if location.source:
         return location if location.version.startswith(_bucket_version(job, location.source)) else None
     return location if location.claim and _job_directory(location.path).rpartition("-")[0] == job else None
+
+
+def _missing(claim: ClaimSource, observed: ObservedService, field_name: str) -> Finding | None:
+    """The finding about a claim that does not exist; None if it does, or if that is not known."""
+    if claim.name not in (observed.missing_claims or ()):
+        return None
+    missing = f"there is no PersistentVolumeClaim {claim.name} in this namespace: create it, or correct the name"
+    return Finding(MODEL_AVAILABLE, "False", "ClaimNotFound", f"{field_name}: {missing}")
 
 
 def claim_location(claim: ClaimSource) -> ModelLocation:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from spotune.errors import JobError
 from spotune.job_file.load import parse_service
 from spotune.service import ModelService, ModelServiceStatus
-from spotune_operator.children.serving.groups import REPLICAS
+from spotune_operator.children.serving.groups import GATEWAY, REPLICAS
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
 from spotune_operator.kube.client import RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
@@ -22,6 +22,7 @@ from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.pod_deletion import force_delete, give_notice, replace_unused
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import CachedJob, Caches
+from spotune_operator.observe.existing_claims import ExistingClaims
 from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
 from spotune_operator.reconcile.events import Involved, condition_events
 from spotune_operator.serving.caches import CachedService, ServiceCaches
@@ -64,6 +65,7 @@ class ServiceReconciler:
         self._settings = settings
         self._clock = clock
         self._applier = ChildApplier(kube, caches.version_of)
+        self._claims = ExistingClaims(kube, settings.refused_seconds, clock)
         self._status: StatusWriter[CachedService, ModelServiceStatus] = StatusWriter(
             kube, SERVICES, self._events, caches.put_written, phase_changed
         )
@@ -81,11 +83,14 @@ class ServiceReconciler:
         service = self._caches.service(key)
         if service is None or service.deleting:
             self._applier.forget(key)
+            self._claims.forget(key)
             self._refused.pop(key, None)
             self._poller.forget(key)
             return None
         previous = parse_status(ModelServiceStatus, service.status)
-        observed = self._observe(service)
+        exist = any(pod.node and pod.component in (GATEWAY, REPLICAS) for pod in self._caches.pods(key))
+        missing_claims = await self._claims.missing(service, lambda: service.claims, exist=exist)
+        observed = self._observe(service, missing_claims)
         pods = [(pod.uid, pod.ready_since) for pod in observed.ready_pods(REPLICAS)]
         traffic = self._poller.traffic(key, observed.gateways, traffic_window(previous), pods)
         observed = replace(observed, traffic=traffic)
@@ -114,7 +119,7 @@ class ServiceReconciler:
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
         return decision.requeue_after
 
-    def _observe(self, service: CachedService) -> ObservedService:
+    def _observe(self, service: CachedService, missing_claims: Sequence[str] | None) -> ObservedService:
         jobs = {name: self._jobs.job((service.namespace, name)) for name in service.jobs}
         pods = self._caches.pods(service.key)
         return ObservedService(
@@ -125,6 +130,7 @@ class ServiceReconciler:
             pods=pods,
             nodes={pod.node: node for pod in pods if (node := self._jobs.node(pod.node)) is not None},
             refused=dict(self._refused.get(service.key, {})),
+            missing_claims=missing_claims,
         )
 
     async def _execute(self, key: ServiceKey, decision: ServiceDecision, observed: ObservedService) -> None:

@@ -195,6 +195,7 @@ class ObservedService:
         traffic: What the gateways report about their requests.
         nodes: The nodes of these pods, by name.
         refused: The API server's message for each kind of child that it rejected at the last apply.
+        missing_claims: Names of claims that the service names and that do not exist. None: not known.
     """
 
     provider_ids: Sequence[str] = ()
@@ -205,6 +206,7 @@ class ObservedService:
     traffic: Traffic = field(default_factory=Traffic)
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    missing_claims: Sequence[str] | None = ()
 
     @property
     def ray_service(self) -> ServiceChild | None:

@@ -61,10 +61,51 @@ def test_a_problem_that_refers_to_another_condition_is_listed_with_its_cause() -
         name="stuck",
     )
     lines = rendered(table([stalled], NOW, with_namespace=False, with_bar=False))
-    assert lines[-2:] == [
-        "stuck: NotProgressing: Stuck: no progress for 30 min; /models/t5 does not exist",
-        "stuck: Stalled: PreflightFailed: preflight check model failed; see condition PreflightPassed",
-    ]
+    assert len(lines) == 3
+    assert lines[-1] == "stuck: Stalled: PreflightFailed: preflight check model failed; /models/t5 does not exist"
+
+
+NO_NODES = "0/3 nodes are available: 3 Insufficient cpu"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "line"),
+    [
+        (
+            [("ClusterReady", "False", "ErrImagePull", "no image"), ("Stalled", "True", "ErrImagePull", "no image")],
+            "Stalled: ErrImagePull: no image",
+        ),
+        ([("ClusterReady", "False", "Unschedulable", NO_NODES)], f"not ClusterReady: Unschedulable: {NO_NODES}"),
+        (
+            [("ClusterReady", "True", "Running", f"3 of 4 workers run; {NO_NODES}")],
+            f"ClusterReady: Running: 3 of 4 workers run; {NO_NODES}",
+        ),
+        (
+            [("ClusterReady", "False", "Queued", "the job waits for quota in queue team")],
+            "not ClusterReady: Queued: the job waits for quota in queue team",
+        ),
+        (
+            [
+                ("ClusterReady", "False", "Unschedulable", NO_NODES),
+                ("NotProgressing", "True", "Unschedulable", f"no progress since noon: {NO_NODES}"),
+            ],
+            f"NotProgressing: Unschedulable: no progress since noon: {NO_NODES}",
+        ),
+        (
+            [("Stalled", "True", "Failed", "no column sql"), ("Failed", "True", "JobError", "no column sql")],
+            "Failed: JobError: no column sql",
+        ),
+        ([("ClusterReady", "False", "HeadPending", "the head pod is starting")], ""),
+        ([("ClusterReady", "True", "Running", "3 of 4 workers run, waiting for 1 more")], ""),
+        ([("ClusterReady", "True", "Running", "4 of 4 workers run")], ""),
+        ([("Complete", "True", "Trained"), ("ClusterReady", "False", "Unschedulable", NO_NODES)], ""),
+    ],
+    ids=lambda value: value[0][2] if isinstance(value, list) else "",
+)
+def test_each_job_that_is_stalled_or_lacks_pods_has_one_line(conditions: list[tuple[str, ...]], line: str) -> None:
+    job = finetune_job(*(condition(*each) for each in conditions), name="job")
+    rows = rendered(table([job, training_job()], NOW, with_namespace=False, with_bar=False))
+    assert rows[3:] == ([f"job: {line}"] if line else [])
 
 
 def test_panel_shows_all_details_of_a_job() -> None:

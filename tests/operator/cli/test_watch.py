@@ -48,8 +48,19 @@ def test_a_condition_is_written_each_time_it_appears() -> None:
     plain = Plain()
     for conditions in ([], [STALLED], [STALLED], [], [STALLED]):
         plain.view.show(finetune_job(*conditions, phase="Provisioning"))
-    waiting = "waiting until the job is changed; Ctrl-C ends the watch, not the job"
+    waiting = "waiting until this is mended; Ctrl-C ends the watch, not the job"
     assert plain.lines == ["Provisioning", *["Stalled: ErrImagePull: no such image", waiting] * 2]
+
+
+def test_a_stalled_job_is_said_to_wait_also_if_another_condition_gives_the_cause() -> None:
+    plain = Plain()
+    of_cluster = condition("ClusterReady", "False", "ErrImagePull", "no such image")
+    plain.view.show(finetune_job(STALLED, of_cluster, phase="Stalled"))
+    assert plain.lines == [
+        "Stalled",
+        "not ClusterReady: ErrImagePull: no such image",
+        "waiting until this is mended; Ctrl-C ends the watch, not the job",
+    ]
 
 
 def test_json_has_a_line_per_changed_status() -> None:

@@ -233,6 +233,42 @@ def test_rejected_child_is_reported_with_the_servers_message() -> None:
     assert decision.requeue_after is not None, "a quota may be raised"
 
 
+# Pods
+
+
+@pytest.mark.parametrize(
+    ("workers", "pending", "problem", "status", "message"),
+    [
+        (4, 0, None, "True", "4 of 4 workers run"),
+        (3, 1, None, "True", "3 of 4 workers run, waiting for 1 more"),
+        (3, 0, None, "True", "3 of 4 workers run, waiting for 1 more"),
+        (3, 1, "0/3 nodes are available", "True", "3 of 4 workers run; 0/3 nodes are available"),
+        (1, 3, None, "False", "1 of 4 workers run, waiting for 3 more"),
+        (1, 3, "0/3 nodes are available", "False", "0/3 nodes are available"),
+    ],
+)
+def test_cluster_ready_says_how_many_workers_are_missing_and_why(
+    workers: int, pending: int, problem: str | None, status: str, message: str
+) -> None:
+    scenario = training_scenario(workers={"count": 4, "min": 2})
+    scenario.has_pods(workers=workers, pending=pending)
+    if problem is not None:
+        head, *others = scenario.observed.pods
+        waiting = [pod if pod.runs else replace(pod, problem=PodProblem("Unschedulable", problem)) for pod in others]
+        scenario.observe(pods=(head, *waiting))
+    scenario.decide()
+    found = scenario.condition("ClusterReady")
+    assert (found.status, found.message) == (status, message)
+
+
+def test_suspended_job_names_the_command_that_resumes_it() -> None:
+    scenario = training_scenario(suspend=True)
+    scenario.observe(pods=(), poll=None)
+    scenario.decide()
+    resume = "run `spotune resume job` or set suspend: false to continue from the last commit"
+    assert scenario.condition("Suspended").message == f"all pods are deleted; {resume}"
+
+
 # Nodes
 
 

@@ -85,3 +85,35 @@ def test_larger_size_is_applied() -> None:
     )
     scenario.edit(a_cluster_job(cluster={"provider": "aks"}, storage={"size": "20Gi"}))
     assert claim_of(scenario)["resources"] == {"requests": {"storage": "20Gi"}}
+
+
+def a_job_with_a_claim(**sections: Any) -> Scenario:
+    return Scenario(a_cluster_job(storage={"existingClaim": "mine"}, **sections), observed=Observed())
+
+
+def test_missing_claim_stalls_a_job_whose_pods_wait_for_it() -> None:
+    scenario = a_job_with_a_claim()
+    scenario.observe(missing_claims=["mine"])
+    decision = scenario.decide()
+    assert {each["kind"] for each in decision.apply} >= {"ConfigMap", "RayCluster"}, "its pods start once it exists"
+    assert (decision.status.phase, scenario.condition("Stalled").reason) == ("Stalled", "ClaimNotFound")
+    assert decision.requeue_after == pytest.approx(scenario.settings.refused_seconds, abs=1.0)
+    scenario.observe(missing_claims=[])
+    decision = scenario.decide()
+    assert (decision.status.phase, scenario.is_true("Stalled")) == ("Provisioning", False)
+    assert decision.requeue_after == pytest.approx(scenario.job.spec.retry.hang_timeout.seconds, abs=1.0)
+
+
+def test_missing_claim_of_a_suspended_job_is_shown_and_does_not_stall_it() -> None:
+    scenario = a_job_with_a_claim(suspend=True)
+    scenario.observe(missing_claims=["mine"])
+    assert scenario.decide().status.phase == "Suspended"
+    assert (scenario.condition("StorageReady").reason, scenario.is_true("Stalled")) == ("ClaimNotFound", False)
+
+
+def test_claim_that_could_not_be_looked_up_stops_nothing() -> None:
+    scenario = a_job_with_a_claim()
+    scenario.observe(missing_claims=None)
+    decision = scenario.decide()
+    assert (decision.status.phase, scenario.condition("StorageReady").reason) == ("Provisioning", "ExistingClaim")
+    assert decision.requeue_after == pytest.approx(scenario.settings.refused_seconds, abs=1.0)

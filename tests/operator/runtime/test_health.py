@@ -64,6 +64,7 @@ def operating(test: Callable[[ApiServer, Manager], Coroutine[Any, Any, None]], *
     async def main() -> None:
         async with api_server() as (server, kube):
             server.objects["finetunejobs"] = deepcopy(options.pop("jobs", []))
+            server.named["persistentvolumeclaims"] = {"metadata": {"name": "data"}}
             server.instead = options.pop("instead", {})
             async with Manager(kube, SETTINGS, **options) as manager:
                 await test(server, manager)

@@ -11,7 +11,7 @@ from spotune.job import RetrySpec
 from spotune_trainer import files
 from spotune_trainer.job_directory.events import EventReader
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.observability.logs.event_messages import event_message, startup_message
+from spotune_trainer.observability.logs.event_messages import startup_message, with_messages
 from spotune_trainer.supervisor.console import View
 from spotune_trainer.supervisor.failure_policy import HeartbeatWatch
 from spotune_trainer.supervisor.ray_head.head import RayHead
@@ -138,8 +138,8 @@ class RunWatch:
     def poll(self) -> None:
         """Read the status and new events, and show them."""
         self.heartbeat.timeout_seconds = self._hang_seconds()
-        for event in self._events.read():
-            if text := event_message(event):
+        for _, text in with_messages(self._events.read()):
+            if text:
                 self._view.log(text)
         status = files.read_json(self._directory.status)
         if status is None:

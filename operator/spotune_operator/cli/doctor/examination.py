@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from spotune.crd.definition import FINETUNE_JOBS, GROUP, MODEL_SERVICES, VERSION, CustomResource
 from spotune_client.cluster.client import Cluster, Manifest
 from spotune_client.cluster.resources import list_objects
 from spotune_client.cluster.volume_pod import Notify
-from spotune_operator.cli.doctor import control_plane
+from spotune_operator.cli.doctor import control_plane, job_references, service_references
 from spotune_operator.cli.doctor.check import Check, Forbidden, failed, warning
 from spotune_operator.cli.doctor.gpus import gpus
 from spotune_operator.cli.doctor.image import image_pull
 from spotune_operator.cli.doctor.permissions import permissions
 from spotune_operator.cli.doctor.pools import pools
-from spotune_operator.cli.doctor.service_references import named_objects
+from spotune_operator.cli.doctor.references import Reference, named_objects
 from spotune_operator.cli.doctor.serving import serving
 from spotune_operator.cli.doctor.storage import storage
 from spotune_operator.errors import KubernetesError, NotFoundError, ProviderError, RefusedError
@@ -61,7 +62,10 @@ def examine(cluster: Cluster, storage_class: str, image: str, notify: Notify) ->
         _list_or_forbidden(lambda: cluster.items("/apis/storage.k8s.io/v1/storageclasses")), provider, storage_class
     )
     yield gpus(nodes, provider)
-    checked = pools(_objects(cluster, FINETUNE_JOBS), nodes, provider)
+    jobs = _objects(cluster, FINETUNE_JOBS)
+    waiting = [job for job in jobs if job_references.needs_objects(job)]
+    yield from _reference_checks("jobs", FINETUNE_JOBS, waiting, job_references.references, cluster)
+    checked = pools(jobs, nodes, provider)
     if checked is not None:
         yield checked
     if image:
@@ -81,10 +85,21 @@ def _serving_checks(cluster: Cluster, deployments: Sequence[Manifest] | Forbidde
     yield _check_or_failure(
         "serving", lambda: serving(deployments, services, lambda body: cluster.create(_SUBJECT_REVIEWS, body))
     )
+    yield from _reference_checks("services", MODEL_SERVICES, services, service_references.references, cluster)
+
+
+def _reference_checks(
+    name: str,
+    resource: CustomResource,
+    objects: Sequence[Manifest],
+    references: Callable[[Mapping[str, Any]], Iterable[Reference]],
+    cluster: Cluster,
+) -> Iterator[Check]:
+    """The checks that objects exist which jobs or services name."""
     try:
-        yield from named_objects(services, cluster.get)
+        yield from named_objects(name, resource.kind, objects, references, cluster.get)
     except KubernetesError as error:
-        yield failed("services", str(error), "fix this, then run spotune doctor again")
+        yield failed(name, str(error), "fix this, then run spotune doctor again")
 
 
 def _objects(cluster: Cluster, resource: CustomResource) -> Sequence[Manifest]:

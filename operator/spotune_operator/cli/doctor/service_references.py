@@ -1,79 +1,16 @@
-"""Checks that the objects that ModelServices name exist: Secrets, claims, jobs, classes, Gateways, and Redis."""
+"""The objects that ModelServices name: Secrets, claims, jobs, classes, Gateways, and Redis."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from spotune.crd.definition import GROUP, PLURAL, VERSION
-from spotune_operator.cli.doctor.check import Check, failed, passed, warning
-from spotune_operator.errors import NotFoundError, RefusedError
+from spotune_operator.cli.doctor.references import Reference, claim, secret, service_account
 
 Manifest = Mapping[str, Any]
 
-_NAME: Final = "services"
 _JOBS: Final = f"/apis/{GROUP}/{VERSION}/namespaces"
-
-
-@dataclass(frozen=True)
-class Reference:
-    """An object that a service names.
-
-    Attributes:
-        field: Path of the field in the service.
-        kind: Kind of the object.
-        path: URL path of the object.
-        effect: What happens without it.
-        remedy: What to do without it.
-        key: Of a Secret: the key that it must have; empty: none.
-        port: Of a Service: the port that it must have; 0: none.
-        is_essential: Whether the service cannot run without it.
-    """
-
-    field: str
-    kind: str
-    path: str
-    effect: str
-    remedy: str
-    key: str = ""
-    port: int = 0
-    is_essential: bool = True
-
-    @property
-    def name(self) -> str:
-        """Name of the object."""
-        return self.path.rpartition("/")[2]
-
-
-def named_objects(services: Sequence[Manifest], get: Callable[[str], Manifest]) -> Iterator[Check]:
-    """One check per object that is missing or incomplete; one that passes if there is none; none without services.
-
-    Args:
-        services: The ModelServices of the namespace.
-        get: Returns an object of the API server by its URL path.
-
-    Raises:
-        KubernetesError: The API server does not answer.
-    """
-    hidden, found_problem = dict[str, None](), False
-    for service in services:
-        for reference in references(service):
-            try:
-                problem = _problem(reference, get(reference.path))
-            except NotFoundError:
-                problem = f"there is no {reference.kind} {reference.name}"
-            except RefusedError:
-                hidden[f"{reference.kind} {reference.name}"] = None
-                continue
-            if problem:
-                found_problem = True
-                message = f"{service['metadata']['name']}: {reference.field}: {problem}: {reference.effect}"
-                yield (failed if reference.is_essential else warning)(_NAME, message, reference.remedy)
-    if hidden:
-        yield warning(_NAME, f"you may not check whether these exist: {', '.join(hidden)}")
-    elif services and not found_problem:
-        yield passed(_NAME, f"all objects that the {len(services)} ModelService(s) name exist")
 
 
 def references(service: Manifest) -> Iterator[Reference]:
@@ -84,22 +21,14 @@ def references(service: Manifest) -> Iterator[Reference]:
     sources = [("spec.model", model)]
     sources += [(f"spec.adapters[{number}]", adapter) for number, adapter in enumerate(spec.get("adapters") or ())]
     for field, source in sources:
-        yield from _source(field, source, namespace, core)
-    for field, secret in (
+        yield from _source(field, source, namespace)
+    for field, given in (
         ("spec.model.tokenSecretRef", model.get("tokenSecretRef")),
         ("spec.apiKeysSecretRef", spec.get("apiKeysSecretRef")),
         ("spec.cluster.redisPasswordSecretRef", cluster.get("redisPasswordSecretRef")),
     ):
-        if secret:
-            yield Reference(
-                field,
-                "Secret",
-                f"{core}/secrets/{secret['name']}",
-                "pods that need it do not start",
-                f"kubectl create secret generic {secret['name']} --namespace {namespace} "
-                f"--from-file={secret['key']}=FILE; or correct the field",
-                key=secret["key"],
-            )
+        if given:
+            yield secret(field, given, namespace)
     yield from _ingress(ingress, core)
     yield from _gateways(spec.get("httpRoute") or {}, namespace)
     if priority := spec.get("priorityClassName"):
@@ -112,22 +41,18 @@ def references(service: Manifest) -> Iterator[Reference]:
             "create it, or correct the field",
         )
     if account := spec.get("serviceAccountName"):
-        path, effect = f"{core}/serviceaccounts/{account}", "no pod can be created"
-        yield Reference("spec.serviceAccountName", "ServiceAccount", path, effect, "create it, or correct the field")
+        yield service_account("spec.serviceAccountName", account, namespace)
     yield from _redis(cluster.get("redisAddress") or "", namespace)
 
 
-def _source(field: str, source: Mapping[str, Any], namespace: str, core: str) -> Iterator[Reference]:
+def _source(field: str, source: Mapping[str, Any], namespace: str) -> Iterator[Reference]:
     """The job or the claim of a model or adapter."""
     if job := source.get("finetuneJob"):
         path = f"{_JOBS}/{namespace}/{PLURAL}/{job}"
         effect, remedy = "the service waits for it", "apply the job, or correct the name"
         yield Reference(f"{field}.finetuneJob", "FinetuneJob", path, effect, remedy, is_essential=False)
-    if claim := (source.get("claim") or {}).get("name"):
-        path, effect = f"{core}/persistentvolumeclaims/{claim}", "gateway and replicas stay Pending"
-        yield Reference(
-            f"{field}.claim", "PersistentVolumeClaim", path, effect, "create the claim, or correct the name"
-        )
+    if name := (source.get("claim") or {}).get("name"):
+        yield claim(f"{field}.claim", name, namespace, "gateway and replicas stay Pending")
 
 
 def _ingress(ingress: Mapping[str, Any], core: str) -> Iterator[Reference]:
@@ -164,14 +89,3 @@ def _redis(address: str, namespace: str) -> Iterator[Reference]:
     path = f"/api/v1/namespaces/{domain[0] if domain else namespace}/services/{name}"
     effect, remedy = "the head cannot start", "install Redis, or correct spec.cluster.redisAddress"
     yield Reference("spec.cluster.redisAddress", "Service", path, effect, remedy, port=int(port))
-
-
-def _problem(reference: Reference, found: Manifest) -> str:
-    """What an existing object lacks; empty if nothing."""
-    keys = found.get("data") or {}
-    if reference.key and reference.key not in keys:
-        return f"Secret {reference.name} has no key {reference.key}"
-    ports = [each["port"] for each in (found.get("spec") or {}).get("ports") or ()] if reference.port else []
-    if reference.port and reference.port not in ports:
-        return f"Service {reference.name} has no port {reference.port}"
-    return ""

@@ -8,7 +8,8 @@ import pytest
 from spotune.crd.definition import MODEL_SERVICES, custom_resource_definition
 from spotune_operator.cli.doctor.check import Check, Forbidden, Verdict
 from spotune_operator.cli.doctor.control_plane import ray_service_definition, service_definition
-from spotune_operator.cli.doctor.service_references import named_objects
+from spotune_operator.cli.doctor.references import named_objects
+from spotune_operator.cli.doctor.service_references import references
 from spotune_operator.cli.doctor.serving import OPERATOR_RIGHTS, serving
 from spotune_operator.errors import NotFoundError, RefusedError
 from tests.operator.cli.doctor.test_control_plane import deployment
@@ -127,11 +128,11 @@ def examined(objects: dict[str, dict[str, Any]], hidden: tuple[str, ...] = (), *
 
     service = model_service()
     service["spec"] |= spec
-    return list(named_objects([service], get))
+    return list(named_objects("services", "ModelService", [service], references, get))
 
 
 def test_without_services_nothing_is_checked() -> None:
-    assert list(named_objects([], lambda _: {})) == []
+    assert list(named_objects("services", "ModelService", [], references, lambda _: {})) == []
 
 
 def test_a_service_whose_objects_exist_passes() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotune_trainer.observability.logs.event_messages import event_message
+from spotune_trainer.observability.logs.event_messages import event_message, with_messages
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ from spotune_trainer.observability.logs.event_messages import event_message
             {"event": "growth-postponed", "reason": "there are slots for 3 workers, 2 train", "why": "keeping is best"},
             "there are slots for 3 workers, 2 train: keeping is best",
         ),
-        ({"event": "joined", "startSeconds": 7.9}, "a new node can train 8 s after it joined"),
+        ({"event": "joined", "startSeconds": 7.9}, "a worker's node was ready to train 8 s after it joined"),
         ({"event": "replaced", "seconds": 61.7}, "a lost worker was replaced after 62 s"),
         ({"event": "restored", "step": 9}, None),
         (
@@ -85,3 +85,15 @@ def test_message_of_a_generation_names_the_step_that_it_starts_from() -> None:
     assert resumed == "2 worker(s) start from step 120, 3 steps to repeat (ZeRO-2, micro-batch 8)"
     fresh = event_message({**event, "restoredFrom": None, "step": 0, "stepsLost": 0})
     assert fresh == "2 worker(s) start from the beginning (ZeRO-2, micro-batch 8)"
+
+
+def test_nodes_that_joined_together_have_one_message() -> None:
+    started = {"event": "attempt-started", "attempt": 2}
+    joined: list[dict[str, Any]] = [{"event": "joined", "startSeconds": seconds} for seconds in (9.1, 9.1, 30.0, 9.1)]
+    assert [(event, text) for event, text in with_messages([started, *joined])] == [
+        (started, "attempt 2 starts"),
+        (joined[0], "a worker's node was ready to train 9 s after it joined"),
+        (joined[1], None),
+        (joined[2], "a worker's node was ready to train 30 s after it joined"),
+        (joined[3], "a worker's node was ready to train 9 s after it joined"),
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from spotune.formatting import evaluation, scores_of
@@ -23,6 +23,15 @@ def event_message(event: Mapping[str, Any]) -> str | None:
     except INVALID_CONTENT as error:
         # Messages are for people: an event of another version must not stop what shows it.
         return f"{event['event']} (its fields cannot be read: {type(error).__name__}: {error})"
+
+
+def with_messages(events: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str | None]]:
+    """Each ledger event with its message, as of ``event_message``; nodes that joined together have one message."""
+    previous: str | None = None
+    for event in events:
+        text = event_message(event)
+        yield event, None if event["event"] == "joined" and text == previous else text
+        previous = text
 
 
 def _attempt_started(event: Mapping[str, Any]) -> str | None:
@@ -111,7 +120,7 @@ _MESSAGES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "exported": _exported,
     "leaving": _leaving,
     "growth-postponed": lambda event: f"{event['reason']}: {event['why']}",
-    "joined": lambda event: f"a new node can train {event['startSeconds']:.0f} s after it joined",
+    "joined": lambda event: f"a worker's node was ready to train {event['startSeconds']:.0f} s after it joined",
     "replaced": lambda event: f"a lost worker was replaced after {event['seconds']:.0f} s",
     "node-unfit": lambda event: f"node {event['node']} is unfit and is left out: {event['reason']}",
     "straggler": _straggler,

@@ -25,7 +25,7 @@ from spotune.errors import UsageError
 from spotune_trainer.files import reading
 from spotune_trainer.job_directory.events import EventReader
 from spotune_trainer.job_directory.layout import JobDirectory
-from spotune_trainer.observability.logs.event_messages import event_message
+from spotune_trainer.observability.logs.event_messages import with_messages
 from spotune_trainer.observability.logs.line_format import format_timestamp, timestamp_of
 
 _POLL_SECONDS = 1.0
@@ -111,12 +111,12 @@ class RunLogs:
     def _read_ledger(self) -> None:
         """Take new events from the ledger. A generation belongs to the attempt that started last before it."""
         with reading(self._ledger.path):
-            for record in self._ledger.read():
+            for record, text in with_messages(self._ledger.read()):
                 if record["event"] == "attempt-started":
                     self._attempts.append(_Attempt(record["attempt"]))
                 if record["event"] == "generation-started":
                     self._attempts[-1].generations.append(record["generation"])
-                if text := event_message(record):
+                if text:
                     self._attempts[-1].events.append(_event_line(record["time"], text))
 
     def _lines_of(self, attempt: _Attempt, latest: int = 0) -> Iterator[_Line]:
