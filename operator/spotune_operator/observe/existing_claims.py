@@ -16,6 +16,11 @@ from spotune_operator.kube.client import CLAIMS, Manifest, Resource
 
 logger = logging.getLogger(__name__)
 
+ASK_AGAIN_SECONDS = 15.0
+"""Time between two lookups while a claim is missing, or could not be looked up. Both may be applied at once, the claim
+second, so a job that is younger does not need a person yet.
+"""
+
 
 class Server(Protocol):
     """The one request that the lookups need."""
@@ -60,13 +65,11 @@ class ExistingClaims:
 
     Args:
         server: The API server.
-        ask_again_seconds: Time between two lookups while a claim is missing, or could not be looked up.
         clock: Returns Unix time.
     """
 
-    def __init__(self, server: Server, ask_again_seconds: float, clock: Callable[[], float]) -> None:
+    def __init__(self, server: Server, clock: Callable[[], float]) -> None:
         self._server = server
-        self._ask_again_seconds = ask_again_seconds
         self._clock = clock
         self._answers: dict[tuple[str, str], _Answer] = {}
 
@@ -96,7 +99,7 @@ class ExistingClaims:
 
     def _is_due(self, answer: _Answer) -> bool:
         is_settled = answer.missing is not None and not answer.missing
-        return not is_settled and self._clock() - answer.at >= self._ask_again_seconds
+        return not is_settled and self._clock() - answer.at >= ASK_AGAIN_SECONDS
 
     async def _ask(self, namespace: str, names: Sequence[str], known: Sequence[str] | None) -> Sequence[str] | None:
         """The missing ones of these claims; after an error what was known before."""

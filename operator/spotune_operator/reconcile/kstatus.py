@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from spotune.service import SERVICE_KIND
 from spotune_operator.errors import StalledError
 from spotune_operator.kube.conditions import Finding, reference
+from spotune_operator.observe.existing_claims import ASK_AGAIN_SECONDS
 from spotune_operator.reconcile.condition_findings import failed_checks
 from spotune_operator.reconcile.desired_state import ReconcileContext
 
@@ -76,7 +77,8 @@ def _stalled(context: ReconcileContext, findings: Mapping[str, Finding]) -> Find
         for kind, message in refused.items():
             return Finding("Stalled", "True", "Refused", f"the API server rejected the {kind}: {message}")
         storage = findings["StorageReady"]
-        if storage.reason == "ClaimNotFound" and not context.must_pause:
+        may_follow = context.now - context.observed.created < ASK_AGAIN_SECONDS
+        if storage.reason == "ClaimNotFound" and not may_follow and not context.must_pause:
             return Finding("Stalled", "True", "ClaimNotFound", storage.message)
         problem = context.observed.pod_problem
         if problem is not None and problem.reason in NEED_A_USER:

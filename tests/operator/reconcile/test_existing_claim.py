@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from spotune.units.timestamps import rfc3339
 from spotune_operator.observe.caches import Caches
 from spotune_operator.observe.supervisor_poller import Poller
 from spotune_operator.reconcile.reconciler import Reconciler
@@ -27,9 +28,10 @@ MESSAGE = (
 )
 
 
-def a_job(phase: str = "") -> dict[str, Any]:
+def a_job(phase: str = "", created: float = NOW - 60) -> dict[str, Any]:
     body = a_cluster_job(storage={"existingClaim": CLAIM}).model_dump(mode="json", exclude_unset=True)
     metadata = {"namespace": KEY[0], "name": KEY[1], "uid": "uid-job", "resourceVersion": "1", "generation": 1}
+    metadata |= {"creationTimestamp": rfc3339(created)}
     return {**body, "metadata": metadata, "status": {"phase": phase} if phase else {}}
 
 
@@ -100,6 +102,16 @@ def test_a_job_is_stalled_while_its_claim_is_missing_and_continues_once_it_exist
         assert ("Warning", "ClaimNotFound", MESSAGE) in [(e["type"], e["reason"], e["message"]) for e in events]
 
     with_bench(test, a_job())
+
+
+def test_a_claim_that_is_applied_with_its_job_may_come_second() -> None:
+    async def test(bench: Bench) -> None:
+        found = await bench.reconcile()
+        assert (bench.phase, found["StorageReady"][1]) == ("Provisioning", "ClaimNotFound")
+        await bench.reconcile()
+        assert bench.phase == "Stalled"
+
+    with_bench(test, a_job(created=NOW))
 
 
 def test_a_job_whose_claim_exists_costs_one_request() -> None:
