@@ -240,7 +240,8 @@ def _training_by_progress(context: ReconcileContext) -> Finding:
         case Freshness.RANKS_SILENT:
             return Finding("Training", "Unknown", "NoSignOfLife", "the workers send no heartbeat; one may be lost")
     if phase in ACTIVE_PHASES:
-        return Finding("Training", "True", phase, _ACTIVITIES[phase])
+        message = context.progress.message if context.progress.adopting else ""
+        return Finding("Training", "True", phase, message or _ACTIVITIES[phase])
     if (context.progress.adopting or phase == "Starting") and _may_train_on(context):
         return Finding("Training", "Unknown", "NoDriver", _idle_message(context))
     return Finding("Training", "False", phase, _idle_message(context))

@@ -16,6 +16,7 @@ from spotune.units.timestamps import rfc3339
 from spotune_operator.kube.conditions import Finding, find, referenced, with_cause
 from spotune_operator.kube.digest import digest
 from spotune_operator.observe.caches import CachedJob
+from spotune_operator.observe.supervisor_status import ACTIVE_PHASES
 
 _CAUSES: Final = {
     "worker_lost": "a worker was lost",
@@ -25,6 +26,9 @@ _CAUSES: Final = {
     "app_error": "the model, the data or the code failed",
     "out_of_memory": "a worker ran out of memory",
 }
+_HEAD_REPLACED: Final = "the head was replaced; training went on without a lost step"
+_WITH_WORKERS: Final = frozenset({"Loading", *ACTIVE_PHASES, "Complete"})
+"""Phases in which a worker group runs, or has run to its end."""
 _ROUTINE: Final = frozenset(
     {"Reconciling", "ClusterReady", "DataPrepared", "Training", "CheckpointHealthy", "ReplicasReady", "NodesFit"}
 )
@@ -67,8 +71,16 @@ def job_events(
     for cause, description in _CAUSES.items():
         count = getattr(status.restarts, cause)
         if count > getattr(previous.restarts, cause):
+            if cause == "head_lost" and _trained_on(previous, status):
+                yield event_manifest(involved, "HeadReplaced", _HEAD_REPLACED, now, (cause, str(count)), warning=False)
+                continue
             step = f"; training continues from step {status.last_checkpoint.step}" if status.last_checkpoint else ""
             yield event_manifest(involved, "Restarted", f"{description}{step}", now, (cause, str(count)), warning=True)
+
+
+def _trained_on(previous: FinetuneJobStatus, status: FinetuneJobStatus) -> bool:
+    """Whether the workers have outlived a head. Its loss is counted once the next driver has found them, or has not."""
+    return status.generation == previous.generation and status.phase in _WITH_WORKERS
 
 
 def node_events(
