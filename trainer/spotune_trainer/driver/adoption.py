@@ -1,7 +1,8 @@
 """Finds the worker group that an earlier driver has left running, so that the next driver can go on with it.
 
 Ranks do not need the driver: they talk to one another, and their agents outlive Ray. So if a head or a driver is lost,
-its group trains on. The next driver adopts it if every rank is found before something else happens to the group.
+its group trains on. The next driver adopts it if every rank is found before something else happens to the group. If
+they have trained to the end meanwhile, their agents still have the results, and nothing is left to be trained.
 """
 
 from __future__ import annotations
@@ -84,7 +85,12 @@ class Adoption:
                 return group
             reason = _hopeless(group, slots.ready >= max(slots.nodes, workers.world_size), clock() - started)
             if reason is not None:
-                logger.info("generation %d is not continued: %s", generation, reason)
+                logger.info(
+                    "the workers of generation %d, which an earlier driver started, cannot go on: %s. Other workers "
+                    "start from the last commit",
+                    generation,
+                    reason,
+                )
                 break
             if not self._is_shown and self._heartbeat(generation) != heartbeat:
                 self._show(generation)
@@ -127,9 +133,9 @@ class Adoption:
 def _hopeless(group: FoundGroup | None, all_are_ready: bool, waited: float) -> str | None:
     """Why a group that is not complete cannot be adopted; None while it may become complete."""
     if group is not None and group.has_failed:
-        return "one of its workers has failed"
+        return "one of them has failed"
     if all_are_ready:
-        return "there are as many workers as wanted, and some of its own are gone"
+        return "not all of them are there any more, although workers on all nodes have answered"
     if waited >= ADOPTION_SECONDS:
-        return f"some of its workers were not found within {ADOPTION_SECONDS:.0f} s"
+        return f"not all of them were found within {ADOPTION_SECONDS:.0f} s"
     return None
