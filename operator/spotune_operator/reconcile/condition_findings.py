@@ -162,7 +162,9 @@ def _cluster_ready(context: ReconcileContext) -> Finding:
         message = "workers are created after the preflight and the preparation of data"
         return Finding("ClusterReady", "False", "NoWorkersYet", message)
     running = sum(pod.runs for pod in observed.workers)
-    count = f"{running} of {workers.count} workers run"
+    count = f"{running} of {context.count} workers run"
+    if context.count > workers.count:
+        count = f"{count}, until the trainer knows that workers.count is {workers.count}"
     if running < workers.min_count:
         shown = problem or PodProblem("WorkersPending", count)
         return Finding("ClusterReady", "False", shown.reason, shown.message)
@@ -170,7 +172,7 @@ def _cluster_ready(context: ReconcileContext) -> Finding:
         queue = context.job.spec.cluster.queue_name
         count = f"{count}; queue {queue} has no quota for {waiting} more"
         problem = None
-    suffix = f"; {problem.message}" if problem is not None and running < workers.count else ""
+    suffix = f"; {problem.message}" if problem is not None and running < context.count else ""
     return Finding("ClusterReady", "True", "Running", f"{count}{suffix}")
 
 

@@ -1,4 +1,4 @@
-"""Kubernetes Events of a job: one for each notable transition of a condition, and one for each restart.
+"""Kubernetes Events of a job: one for each notable transition of a condition, each restart and each resize.
 
 The name of an Event is a hash of what it reports. If the operator crashes after it has written an Event and before it
 has written the status, it writes the same Event again, and not a second one.
@@ -17,6 +17,7 @@ from spotune_operator.kube.conditions import Finding, find, referenced, with_cau
 from spotune_operator.kube.digest import digest
 from spotune_operator.observe.caches import CachedJob
 from spotune_operator.observe.supervisor_status import ACTIVE_PHASES
+from spotune_operator.reconcile.limits.fewer_workers import desired_count
 
 _CAUSES: Final = {
     "worker_lost": "a worker was lost",
@@ -68,6 +69,11 @@ def job_events(
     involved = Involved(KIND, job.namespace, job.name, job.uid)
     yield from condition_events(involved, previous.conditions, status.conditions, now)
     yield from node_events(involved, previous, status, now)
+    before, after = desired_count(previous.workers), desired_count(status.workers)
+    if before is not None and after is not None and before != after:
+        message = f"workers.count was changed from {before} to {after}"
+        about = (str(before), str(after), str(status.observed_generation))
+        yield event_manifest(involved, "Resized", message, now, about, warning=False)
     for cause, description in _CAUSES.items():
         count = getattr(status.restarts, cause)
         if count > getattr(previous.restarts, cause):

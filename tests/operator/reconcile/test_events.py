@@ -161,6 +161,18 @@ def test_head_that_the_workers_did_not_outlive_is_a_restart(phase: str, generati
     assert expected in recorded(before, scenario.status)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_resize_by_the_user_is_no_restart(count: int) -> None:
+    scenario = training_scenario(workers={"count": 2, "min": 1})
+    before = scenario.status
+    scenario.edit(a_cluster_job(workers={"count": count, "min": 1}))
+    scenario.supervisor_reports(step=20)
+    scenario.decide()
+    assert recorded(before, scenario.status) == [
+        ("Normal", "Resized", f"workers.count was changed from 2 to {count}"),
+    ]
+
+
 @pytest.mark.parametrize("uid_of", ["job", "a" * 40])
 def test_event_is_valid_for_the_api_server(uid_of: str) -> None:
     scenario = training_scenario()
