@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_workers_that_report_without_a_driver_train(state: str) -> None:
     scenario.decide()
     scenario.has_pods(workers=2)
     message = "the head is being replaced; the workers train on"
-    reported = {"adopting": True, "message": message, "ageSeconds": 0.5, "supervisorSeconds": 3.0}
+    reported: dict[str, Any] = {"adopting": True, "message": message, "ageSeconds": 0.5, "supervisorSeconds": 3.0}
     scenario.supervisor_reports("Training", state, step=75, silentSeconds=0.5, **reported)
     scenario.decide()
     assert (scenario.status.phase, scenario.status.step) == ("Training", 75)
