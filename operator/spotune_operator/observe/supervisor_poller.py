@@ -134,8 +134,9 @@ class Poller:
             target = self._targets[key]
             async with self._limit:
                 await self._poll(key, target)
-            phase = target.poll.progress.phase
-            every = self._settings.poll_seconds if phase in _STEADY_PHASES else self._settings.start_poll_seconds
+            progress = target.poll.progress
+            is_steady = progress.phase in _STEADY_PHASES and not progress.adopting
+            every = self._settings.poll_seconds if is_steady else self._settings.start_poll_seconds
             await asyncio.sleep(every * random.uniform(0.8, 1.2))
 
     async def _poll(self, key: JobKey, target: _Target) -> None:

@@ -16,7 +16,7 @@ freshness          when                                                         
 ``RANKS_SILENT``   Training or Evaluating, and the last heartbeat of the ranks is far     a rank may be gone
                    older than the time between two heartbeats usually is
 ``REPEATED``       an active phase, but the supervisor is still in ``preflight`` or       nothing yet: the phase is a
-                   ``waiting``                                                            previous supervisor's
+                   ``waiting``, and reads no heartbeats of workers without a driver       previous supervisor's
 ``DRIVER_SILENT``  an active phase, and the driver wrote its status before the            the driver is probably gone
                    supervisor started
 ``FRESH``          otherwise                                                              the phase is current
@@ -194,6 +194,7 @@ class ProgressResponse(_LenientModel):
     phase: Word | Literal[""] = ""
     message: Text = ""
     adopting: bool = False
+    """Whether no driver has found the workers; in an active phase, these report by themselves that they live."""
     generation: Count | None = None
     step: Count | None = None
     total_steps: Count | None = None
@@ -315,7 +316,8 @@ class PollResult:
             return Freshness.DRIVER_SILENT
         if self.response.is_silent:
             return Freshness.RANKS_SILENT
-        if is_active and self.response.supervisor.state in ("preflight", "waiting"):
+        waits = self.response.supervisor.state in ("preflight", "waiting")
+        if is_active and waits and not self.response.adopting:
             return Freshness.REPEATED
         if is_active and self.response.precedes_supervisor:
             return Freshness.DRIVER_SILENT

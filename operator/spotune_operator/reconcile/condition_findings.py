@@ -170,8 +170,10 @@ def _cluster_ready(context: ReconcileContext) -> Finding:
         message = "workers are created after the preflight and the preparation of data"
         return Finding("ClusterReady", "False", "NoWorkersYet", message)
     running = sum(pod.runs for pod in observed.workers)
-    count = f"{running} of {workers.count} workers run"
-    missing = max(workers.count - running, 0) if context.outcome is None else 0
+    count = f"{running} of {context.count} workers run"
+    if context.count > workers.count:
+        count = f"{count}, until the trainer knows that workers.count is {workers.count}"
+    missing = max(context.count - running, 0) if context.outcome is None else 0
     waiting = f"{count}, waiting for {missing} more" if missing else count
     if running < workers.min_count:
         shown = problem or PodProblem("WorkersPending", waiting)
@@ -249,7 +251,8 @@ def _training_by_progress(context: ReconcileContext) -> Finding:
         case Freshness.RANKS_SILENT:
             return Finding("Training", "Unknown", "NoSignOfLife", "the workers send no heartbeat; one may be lost")
     if phase in ACTIVE_PHASES:
-        return Finding("Training", "True", phase, _ACTIVITIES[phase])
+        message = context.progress.message if context.progress.adopting else ""
+        return Finding("Training", "True", phase, message or _ACTIVITIES[phase])
     if (context.progress.adopting or phase == "Starting") and _may_train_on(context):
         return Finding("Training", "Unknown", "NoDriver", _idle_message(context))
     return Finding("Training", "False", phase, _idle_message(context))

@@ -166,7 +166,7 @@ def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStat
         **fields,
         "observed_generation": context.generation,
         "phase": phase(context, findings, context.previous.phase),
-        "workers": f"{min(running, workers.count)}/{workers.count}",
+        "workers": f"{min(running, context.count)}/{context.count}",
         **used(usage, context.pool_choice),
         "queue": queue_status(context),
         "deadline": context.measured,

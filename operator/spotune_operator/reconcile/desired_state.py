@@ -41,6 +41,7 @@ from spotune_operator.observe.supervisor_status import ACTIVE_PHASES, Freshness,
 from spotune_operator.providers import Provider
 from spotune_operator.reconcile.limits.cost import is_over_budget
 from spotune_operator.reconcile.limits.deadline import DeadlineDecision, deadline_status, decide_deadline
+from spotune_operator.reconcile.limits.fewer_workers import desired_count, is_unaware, present_count
 from spotune_operator.reconcile.pools.choosing import choose_pools, replicas_of, unchanged_pools
 from spotune_operator.settings import Settings
 
@@ -303,6 +304,13 @@ class ReconcileContext:
         return not self.prepares_data or earlier or self.progress.phase in _PHASES_AFTER_PREPARATION
 
     @cached_property
+    def count(self) -> int:
+        """The desired number of workers: ``workers.count``, if it is lower than before once the trainer knows that."""
+        unaware = self.is_active and is_unaware(self.progress.supervisor, self.job_file)
+        before = desired_count(self.previous.workers)
+        return present_count(self.job.spec.workers.count, before, self.observed.workers, is_unaware=unaware)
+
+    @cached_property
     def pool_choice(self) -> Choice | None:
         """The desired workers of each pool; None without pools."""
         workers = self.job.spec.workers
@@ -310,7 +318,7 @@ class ReconcileContext:
             return None
         if self.is_paused:
             return unchanged_pools(self.job, self.observed.pods, self.previous)  # no move while the workers commit
-        count = workers.count if self.preflight_passed and self.data_prepared else 0
+        count = self.count if self.preflight_passed and self.data_prepared else 0
         asked = self.deadline.on_demand_pools if self.deadline is not None else OnDemandUse.AS_LISTED
         return choose_pools(self.job, self.observed.pods, self.previous, count, self.generation, self.now, asked)
 
@@ -322,9 +330,10 @@ class ReconcileContext:
             return Replicas(0)
         if self.pool_choice is not None:
             return replicas_of(self.pool_choice)
-        if self.queue_request is None and self.deadline is not None and self.deadline.replicas is not None:
-            return self.deadline.replicas
-        count, workers = self.job.spec.workers.count, self.observed.workers
+        count, workers = self.count, self.observed.workers
+        decided = self.deadline.replicas if self.deadline is not None and count == self.job.spec.workers.count else None
+        if self.queue_request is None and decided is not None:
+            return decided
         on_demand = min(count, len(overdue(self.job, workers, self.now)))
         if self.queue_request is None:
             return Replicas(count, on_demand)
@@ -342,7 +351,7 @@ class ReconcileContext:
         if self.target is not ClusterTarget.RUN or not (self.preflight_passed and self.data_prepared):
             return asked  # nothing changes while the workers commit
         return next_request(
-            asked, self._queued_workers, workers.count, workers.min_count, self.now, suspended=self.waits_in_queue
+            asked, self._queued_workers, self.count, workers.min_count, self.now, suspended=self.waits_in_queue
         )
 
     @property

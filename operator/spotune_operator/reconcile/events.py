@@ -1,4 +1,4 @@
-"""Kubernetes Events of a job: one for each notable transition of a condition, and one for each restart.
+"""Kubernetes Events of a job: one for each notable transition of a condition, each restart and each resize.
 
 The name of an Event is a hash of what it reports. If the operator crashes after it has written an Event and before it
 has written the status, it writes the same Event again, and not a second one.
@@ -16,6 +16,8 @@ from spotune.units.timestamps import rfc3339
 from spotune_operator.kube.conditions import Finding, find, referenced, with_cause
 from spotune_operator.kube.digest import digest
 from spotune_operator.observe.caches import CachedJob
+from spotune_operator.observe.supervisor_status import ACTIVE_PHASES
+from spotune_operator.reconcile.limits.fewer_workers import desired_count
 
 _CAUSES: Final = {
     "worker_lost": "a worker was lost",
@@ -25,6 +27,9 @@ _CAUSES: Final = {
     "app_error": "the model, the data or the code failed",
     "out_of_memory": "a worker ran out of memory",
 }
+_HEAD_REPLACED: Final = "the head was replaced; training went on without a lost step"
+_WITH_WORKERS: Final = frozenset({"Loading", *ACTIVE_PHASES, "Complete"})
+"""Phases in which a worker group runs, or has run to its end."""
 _ROUTINE: Final = frozenset(
     {"Reconciling", "ClusterReady", "DataPrepared", "Training", "CheckpointHealthy", "ReplicasReady", "NodesFit"}
 )
@@ -64,11 +69,24 @@ def job_events(
     involved = Involved(KIND, job.namespace, job.name, job.uid)
     yield from condition_events(involved, previous.conditions, status.conditions, now)
     yield from node_events(involved, previous, status, now)
+    before, after = desired_count(previous.workers), desired_count(status.workers)
+    if before is not None and after is not None and before != after:
+        message = f"workers.count was changed from {before} to {after}"
+        about = (str(before), str(after), str(status.observed_generation))
+        yield event_manifest(involved, "Resized", message, now, about, warning=False)
     for cause, description in _CAUSES.items():
         count = getattr(status.restarts, cause)
         if count > getattr(previous.restarts, cause):
+            if cause == "head_lost" and _trained_on(previous, status):
+                yield event_manifest(involved, "HeadReplaced", _HEAD_REPLACED, now, (cause, str(count)), warning=False)
+                continue
             step = f"; training continues from step {status.last_checkpoint.step}" if status.last_checkpoint else ""
             yield event_manifest(involved, "Restarted", f"{description}{step}", now, (cause, str(count)), warning=True)
+
+
+def _trained_on(previous: FinetuneJobStatus, status: FinetuneJobStatus) -> bool:
+    """Whether the workers have outlived a head. Its loss is counted once the next driver has found them, or has not."""
+    return status.generation == previous.generation and status.phase in _WITH_WORKERS
 
 
 def node_events(

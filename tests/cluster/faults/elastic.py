@@ -73,6 +73,7 @@ def test_resizes_and_termination_notices_lose_no_step(
     job.patch({"workers": {"count": 1}})
     fewer = trains_with(job, 1, after=again)
     assert fewer["stepsLost"] == 0
+    assert fewer["restarts"] == again["restarts"], "a number that the user has lowered is no loss"
 
     delete_a_worker(job, grace_seconds=5)  # less notice than announced: the commit at the notice counts
     last = trains_with(job, 1, after=fewer)

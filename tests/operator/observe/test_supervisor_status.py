@@ -217,6 +217,7 @@ def test_no_response_breaks_a_reconcile_or_a_status(lives: list[Scenario], answe
         ({"phase": "Exporting", "silentSeconds": 60.0}, None, Freshness.FRESH),
         ({"phase": "Training", "supervisor": {"state": "waiting"}}, None, Freshness.REPEATED),
         ({"phase": "Training", "supervisor": {"state": "preflight"}}, None, Freshness.REPEATED),
+        ({"phase": "Training", "adopting": True, "supervisor": {"state": "waiting"}}, None, Freshness.FRESH),
         ({"phase": "Starting", "supervisor": {"state": "preflight"}}, None, Freshness.FRESH),
         ({"phase": "Training", "supervisor": {"state": "running"}}, None, Freshness.FRESH),
         ({"phase": "Training", "ageSeconds": 16.0, "supervisorSeconds": 2.0}, None, Freshness.DRIVER_SILENT),

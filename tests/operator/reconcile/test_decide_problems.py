@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,22 @@ def test_workers_that_have_lost_their_head_may_train_until_the_next_driver_knows
         assert (training.status, training.reason) == ("Unknown", "NoDriver"), reported
     scenario.trains(step=60, ageSeconds=0.3)
     scenario.decide()
+    assert scenario.is_true("Ready")
+
+
+@pytest.mark.parametrize("state", ["preflight", "waiting", "running"])
+def test_workers_that_report_without_a_driver_train(state: str) -> None:
+    scenario = training_scenario()
+    scenario.trains(step=40, ageSeconds=0.3)
+    scenario.decide()
+    scenario.has_pods(workers=2)
+    message = "the head is being replaced; the workers train on"
+    reported: dict[str, Any] = {"adopting": True, "message": message, "ageSeconds": 0.5, "supervisorSeconds": 3.0}
+    scenario.supervisor_reports("Training", state, step=75, silentSeconds=0.5, **reported)
+    scenario.decide()
+    assert (scenario.status.phase, scenario.status.step) == ("Training", 75)
+    training = scenario.condition("Training")
+    assert (training.status, training.message) == ("True", message)
     assert scenario.is_true("Ready")
 
 

@@ -126,11 +126,51 @@ def test_event_of_a_restart_has_its_cause_and_step() -> None:
         "a worker was lost; training continues from step 50",
     )
     before = scenario.status
-    scenario.trains(step=60, restarts={"workerLost": 2, "headLost": 1, "preempted": 1, "hang": 1, "outOfMemory": 1})
+    counts = {"workerLost": 2, "headLost": 1, "preempted": 1, "hang": 1, "outOfMemory": 1}
+    scenario.trains(step=60, generation=2, restarts=counts)
     scenario.decide()
     found = events(before, scenario.status)
     assert [event["reason"] for event in found] == ["Restarted"] * 5
     assert len(set(names(found))) == 5
+
+
+@pytest.mark.parametrize("phase", ["Training", "Loading", "Evaluating", "Exporting"])
+def test_head_that_the_workers_outlive_is_no_restart(phase: str) -> None:
+    scenario = training_scenario()
+    scenario.trains(step=60, generation=1)
+    scenario.decide()
+    before = scenario.status
+    scenario.trains(step=75, generation=1, phase=phase, restarts={"headLost": 1})
+    scenario.decide()
+    restarts = [found for found in recorded(before, scenario.status) if found[1] in ("HeadReplaced", "Restarted")]
+    assert restarts == [("Normal", "HeadReplaced", "the head was replaced; training went on without a lost step")]
+
+
+@pytest.mark.parametrize(
+    ("phase", "generation"),
+    [("WaitingForWorkers", 1), ("Starting", 1), ("Preparing", 1), ("Loading", 2), ("Training", 2)],
+)
+def test_head_that_the_workers_did_not_outlive_is_a_restart(phase: str, generation: int) -> None:
+    scenario = training_scenario()
+    scenario.trains(step=60, generation=1, lastCheckpoint={"step": 50, "time": 1.8e9})
+    scenario.decide()
+    before = scenario.status
+    scenario.trains(step=60, generation=generation, phase=phase, restarts={"headLost": 1})
+    scenario.decide()
+    expected = ("Warning", "Restarted", "the head was lost; training continues from step 50")
+    assert expected in recorded(before, scenario.status)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_resize_by_the_user_is_no_restart(count: int) -> None:
+    scenario = training_scenario(workers={"count": 2, "min": 1})
+    before = scenario.status
+    scenario.edit(a_cluster_job(workers={"count": count, "min": 1}))
+    scenario.supervisor_reports(step=20)
+    scenario.decide()
+    assert recorded(before, scenario.status) == [
+        ("Normal", "Resized", f"workers.count was changed from 2 to {count}"),
+    ]
 
 
 @pytest.mark.parametrize("uid_of", ["job", "a" * 40])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.driver.adoption import ADOPTION_SECONDS
 from spotune_trainer.job_directory.layout import JobDirectory
+from spotune_trainer.job_directory.status import Phase
+from spotune_trainer.supervisor.recovery import record_failure
 from spotune_trainer.worker_group.result import FoundGroup, GroupResult, Stopped
 from tests.trainer.support.drivers import events, make_driver, status
 from tests.trainer.support.runs import Runs
@@ -40,6 +44,13 @@ def next_driver(
     cluster.left_group = left
     make_driver(runs, directory, cluster).run()
     return cluster
+
+
+def report_step_7(group: FoundGroup) -> None:
+    """Write what the workers report after another step."""
+    progress = {"time": 2.0, "heartbeat": 9, "phase": "Training", "step": 7}
+    times = {"startedAt": 1.0, "startup": {}, "part": "productive", "seconds": {}}
+    files.write_json(group.task.logs.progress, {**progress, **times})
 
 
 def goes_on(task_step: int, result: GroupResult = TRAINED) -> ScriptedGroup:
@@ -84,6 +95,58 @@ def test_driver_waits_for_nodes_that_have_not_joined_yet_for_a_limited_time(
     make_driver(runs, directory, cluster).run()
     assert cluster.started[0] >= ADOPTION_SECONDS
     assert [task.generation for task in cluster.tasks] == [2]
+
+
+def test_head_that_was_lost_is_counted_once_it_is_known_what_that_meant(
+    runs: Runs, directory: JobDirectory, left: FoundGroup
+) -> None:
+    """Until then its workers may train: whoever reads the count learns at the same time whether they did."""
+    record_failure(directory, FailureCause.HEAD_LOST, "the head was lost", 6)
+    cluster = SimulatedCluster([ScriptedGroup(TRAINED, last_step=10, commits=[10])], slots=1)
+    cluster.left_group = replace(left, found=1)
+    seen: list[tuple[str, int, bool]] = []
+
+    def look() -> None:
+        found = status(directory)
+        seen.append((found["phase"], found["restarts"]["headLost"], bool(found["adopting"])))
+        if len(seen) == 1:
+            report_step_7(left)
+        elif len(seen) == 3:
+            cluster.left_group = left
+
+    cluster.while_sleeping = look
+    make_driver(runs, directory, cluster).run()
+    assert seen == [("WaitingForWorkers", 0, True), ("Training", 0, True), ("Training", 0, True)]
+    found = status(directory)
+    assert (found["restarts"]["headLost"], found["adopting"], found["generation"]) == (1, None, 1)
+
+
+def test_group_that_was_shown_and_is_given_up_no_longer_trains(
+    runs: Runs, directory: JobDirectory, left: FoundGroup
+) -> None:
+    record_failure(directory, FailureCause.HEAD_LOST, "the head was lost", 6)
+    cluster = SimulatedCluster([goes_on(10)], slots=1)
+    cluster.left_group = replace(left, found=1)
+    seen: list[dict[str, Any]] = []
+
+    def lose_worker() -> None:
+        report_step_7(left)
+        if status(directory)["phase"] == "Training":
+            cluster.left_group = replace(left, found=1, has_failed=True)
+
+    cluster.while_sleeping = lose_worker
+    driver = make_driver(runs, directory, cluster)
+    update = driver.status.update
+
+    def watched(phase: Phase | None = None, **values: Any) -> None:
+        update(phase, **values)
+        seen.append(status(directory))
+
+    driver.status.update = watched  # type: ignore[method-assign] # every status, and not only those at a pause
+    driver.run()
+    counted = [found["phase"] for found in seen if found["generation"] == 1 and found["restarts"]["headLost"]]
+    assert counted
+    assert set(counted) == {"WaitingForWorkers"}
 
 
 def test_time_that_agents_take_to_reply_counts(runs: Runs, directory: JobDirectory, left: FoundGroup) -> None:

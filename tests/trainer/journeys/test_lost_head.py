@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from spotune_trainer.checkpoint.generations import latest_generation
+from spotune_trainer.observability.surviving_workers import WORKERS_TRAIN_ON
 from spotune_trainer.supervisor.ray_head.local import process_marker
 from spotune_trainer.supervisor.ray_head.processes import ProcessFamily, boot_id
 from tests.proof.injected import injected_path
@@ -56,6 +57,7 @@ def test_ranks_train_on_while_driver_and_head_are_replaced(run: LiveRun, runs: R
     code, output = run.wait()
 
     assert code == 0, output
+    assert WORKERS_TRAIN_ON in output
     assert latest_generation(run.directory) == 1
     assert run.result()["exportSha256"] == expected["exportSha256"]
     assert sample_hashes(run.directory) == sample_hashes(undisturbed)

@@ -90,6 +90,22 @@ def test_progress_is_the_status_its_age_and_the_supervisor(served: Served) -> No
     assert progress["supervisor"]["state"] == "waiting"
 
 
+def test_progress_is_that_of_workers_that_have_outlived_their_driver(served: Served) -> None:
+    logs = served.directory.generation_logs(1)
+    logs.root.mkdir()
+    status = {"time": time.time(), "phase": "Starting", "generation": 1, "step": 7}
+    files.write_json(served.directory.status, status)
+    progress = {"phase": "Training", "step": 7, "heartbeatSeconds": 0.5}
+    files.write_json(logs.progress, {**progress, "heartbeat": 1})
+    assert served.progress()["phase"] == "Starting"
+    files.write_json(logs.progress, {**progress, "heartbeat": 2, "step": 8})
+    found = served.progress()
+    assert (found["phase"], found["step"], found["adopting"]) == ("Training", 8, True)
+    assert found["message"] == "the head is being replaced; the workers train on"
+    served.directory.status.unlink()
+    assert served.progress()["phase"] == "Starting"
+
+
 def test_unreadable_status_is_answered_with_the_last_one(served: Served) -> None:
     served.directory.status.write_text("{")
     assert served.progress()["phase"] == "Starting"

@@ -77,3 +77,13 @@ def test_agent_without_ranks_waits_for_the_next_driver_then_it_ends(scene: Scene
     assert not scene.daemon.check()
     scene.now += 1
     assert scene.daemon.check()
+
+
+def test_agent_whose_ranks_have_ended_without_a_driver_keeps_their_results_for_the_next_one(scene: Scene) -> None:
+    scene.now = ORPHAN_SECONDS - 1
+    assert not scene.daemon.check()
+    scene.agent.is_running = False
+    scene.now += IDLE_SECONDS
+    assert not scene.daemon.check()
+    scene.now += 1
+    assert scene.daemon.check()

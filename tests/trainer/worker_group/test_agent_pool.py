@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from spotune_trainer.supervisor.ray_head.processes import Process
 from spotune_trainer.training.task import WorkerTask
 from spotune_trainer.worker_group.agent_daemon import PROCESS_NAME
 from spotune_trainer.worker_group.result import Failed, Slots, Stopped, Trained, Yielded
+from spotune_trainer.worker_group.worker_node import agents_to_keep
 from tests.trainer.support.agent_cluster import LAYOUT, Cluster, Group, kill, next_task, started_cluster, until
 from tests.trainer.support.live import held_segments
 from tests.trainer.support.runs import (
@@ -264,6 +266,30 @@ def test_ranks_train_on_without_a_driver_and_the_next_driver_gets_their_results(
     kill(ranks["spotune-rank-1"])
     until(lambda: not cluster.ranks())
     assert cluster.agents.adopt_group(found) == Failed(FailureCause.WORKER_LOST, "lost rank 1 (SIGKILL)")
+
+
+def test_ranks_that_train_to_the_end_without_a_driver_leave_their_results_to_the_next_one(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.ensure()
+    environment = Path(f"/proc/{cluster.agent().pid}/environ").read_bytes().split(b"\0")
+    temporary = next(value for value in environment if value.startswith(b"TMPDIR=")).decode().partition("=")[2]
+    monkeypatch.setattr(tempfile, "tempdir", temporary)  # as in the pod, where all processes have the same
+    group = Group(cluster.agents, cluster.task(epochs=30))
+    until(lambda: len(list(files.read_lines(group.task.logs.steps))) > 1)
+    assert [state.has_trained for _, state in agents_to_keep()] == [False]
+    lose_driver(cluster)
+    assert isinstance(group.result(), Failed), "the lost driver's view"
+    until(lambda: [(state.has_trained, state.ranks) for _, state in agents_to_keep()] == [(True, 0)])
+
+    cluster.agents = cluster.new_pool()
+    cluster.ensure()
+    found = cluster.agents.find_group(group.task.generation)
+    assert found is not None
+    assert found.is_complete
+    result = cluster.agents.adopt_group(found)
+    assert isinstance(result, Trained)
+    assert result.summary["steps"] == 30 * STEPS_PER_EPOCH
 
 
 def test_driver_that_starts_another_group_ends_the_ranks_of_an_earlier_driver(cluster: Cluster) -> None:

@@ -1,7 +1,8 @@
 """Finds the worker group that an earlier driver has left running, so that the next driver can go on with it.
 
 Ranks do not need the driver: they talk to one another, and their agents outlive Ray. So if a head or a driver is lost,
-its group trains on. The next driver adopts it if every rank is found before something else happens to the group.
+its group trains on. The next driver adopts it if every rank is found before something else happens to the group. If
+they have trained to the end meanwhile, their agents still have the results, and nothing is left to be trained.
 """
 
 from __future__ import annotations
@@ -44,6 +45,9 @@ class Adoption:
         self._agents = agents
         self._status = status
         self._is_shown = False
+        self._generation = self._left_generation()
+        if self._generation is not None:
+            status.update(adopting=True)  # before the first status of this driver
 
     def find(
         self, workers: WorkersSpec, clock: Callable[[], float], sleep: Callable[[float], None]
@@ -58,9 +62,20 @@ class Adoption:
         Raises:
             StoppedError: a notice asks the run to stop.
         """
-        generation = self._left_generation()
-        if generation is None:
-            return None
+        group = self._search(self._generation, workers, clock, sleep) if self._generation is not None else None
+        self._status.update(restarts=self._ledger.restarts())  # not before it is known what the last loss meant
+        return group
+
+    def result(self, group: FoundGroup) -> GroupResult:
+        """Wait for the end of the group that was found."""
+        result = self._agents.adopt_group(group)
+        if isinstance(result, Stopped) and not is_stop_requested(self._directory):
+            return Yielded()  # the request was withdrawn, and another group goes on
+        return result
+
+    def _search(
+        self, generation: int, workers: WorkersSpec, clock: Callable[[], float], sleep: Callable[[float], None]
+    ) -> FoundGroup | None:
         heartbeat, started = self._heartbeat(generation), clock()
         while True:
             slots = self._agents.ensure(workers.gpus > 0)
@@ -70,27 +85,25 @@ class Adoption:
                 return group
             reason = _hopeless(group, slots.ready >= max(slots.nodes, workers.world_size), clock() - started)
             if reason is not None:
-                logger.info("generation %d is not continued: %s", generation, reason)
+                logger.info(
+                    "the workers of generation %d, which an earlier driver started, cannot go on: %s. Other workers "
+                    "start from the last commit",
+                    generation,
+                    reason,
+                )
                 break
             if not self._is_shown and self._heartbeat(generation) != heartbeat:
                 self._show(generation)
             elif not self._is_shown:
                 message = f"looking for the workers of generation {generation}, which may still train"
-                self._status.update(Phase.WAITING_FOR_WORKERS, message=message, adopting=True)
+                self._status.update(Phase.WAITING_FOR_WORKERS, message=message)
             raise_if_stopped(self._directory)
             sleep(_POLL_SECONDS)
         if self._is_shown:
-            self._status.finish_generation()
+            self._status.finish_generation(Phase.WAITING_FOR_WORKERS)
+        self._status.update(Phase.WAITING_FOR_WORKERS, message=None, adopting=None)
         self._agents.kill_ranks()
-        self._status.update(adopting=None)
         return None
-
-    def result(self, group: FoundGroup) -> GroupResult:
-        """Wait for the end of the group that was found."""
-        result = self._agents.adopt_group(group)
-        if isinstance(result, Stopped) and not is_stop_requested(self._directory):
-            return Yielded()  # the request was withdrawn, and another group goes on
-        return result
 
     def _left_generation(self) -> int | None:
         """The newest generation, if its end was not recorded and it is one of this ledger."""
@@ -104,6 +117,7 @@ class Adoption:
         self._ledger.append("adopted", generation=generation, worldSize=group.world_size)
         if not self._is_shown:
             self._show(generation)
+        self._status.update(message=None, adopting=None)
         logger.info("generation %d is adopted: its %d workers have trained on", generation, group.world_size)
 
     def _show(self, generation: int) -> None:
@@ -119,9 +133,9 @@ class Adoption:
 def _hopeless(group: FoundGroup | None, all_are_ready: bool, waited: float) -> str | None:
     """Why a group that is not complete cannot be adopted; None while it may become complete."""
     if group is not None and group.has_failed:
-        return "one of its workers has failed"
+        return "one of them has failed"
     if all_are_ready:
-        return "there are as many workers as wanted, and some of its own are gone"
+        return "not all of them are there any more, although workers on all nodes have answered"
     if waited >= ADOPTION_SECONDS:
-        return f"some of its workers were not found within {ADOPTION_SECONDS:.0f} s"
+        return f"not all of them were found within {ADOPTION_SECONDS:.0f} s"
     return None

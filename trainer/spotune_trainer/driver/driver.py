@@ -122,9 +122,9 @@ class Driver:
             InfrastructureError: another attempt may succeed. Includes StoppedError: the run was stopped on request.
             SupersededError: another driver has started a later generation of the job.
         """
+        adoption = Adoption(self.directory, self.ledger, self.dependencies.agents, self.status)
         with self.status:
             try:
-                adoption = Adoption(self.directory, self.ledger, self.dependencies.agents, self.status)
                 left = adoption.find(self.job.spec.workers, self.dependencies.clock, self.dependencies.sleep)
                 record_lost_generations(self.ledger, self.directory, left.task.generation if left else None)
                 # Fail early if a metric or a task cannot be loaded: before data preparation and the wait for workers.

@@ -19,6 +19,8 @@ from spotune_trainer.job_directory.layout import GenerationLogs, JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.goodput_ledger import GoodputMeter
+from spotune_trainer.observability.progress import status_fields
+from spotune_trainer.observability.surviving_workers import WORKERS_TRAIN_ON
 from spotune_trainer.observability.tracking.tracker import Tracker
 
 _REFRESH_SECONDS = 0.5
@@ -118,7 +120,7 @@ class StatusPublisher:
             "generation": int(previous.get("generation", 0)),
             "attempt": attempt,
             "workers": {"running": 0, "wanted": 0},
-            "restarts": ledger.restarts(),
+            "restarts": previous.get("restarts") or ledger.restarts(),
             "stepsLost": ledger.steps_lost(),
             "startup": {},
         }
@@ -171,7 +173,7 @@ class StatusPublisher:
             self._status["phase"] = Phase.LOADING.value
 
     def adopt_generation(self, started: Mapping[str, Any]) -> None:
-        """Publish what a worker group does that an earlier driver has started and that has trained on.
+        """Publish what a worker group does that an earlier driver has started and that trains on.
 
         Args:
             started: its `generation-started` event.
@@ -185,17 +187,23 @@ class StatusPublisher:
             self._group_started_at = started["time"]
             workers = {"running": 0, "wanted": started["worldSize"]}
             resumed_from = started["step"] or None
-            self._status.update(generation=generation, resumedFromStep=resumed_from, workers=workers, message=None)
-            self._status["adopting"] = None
+            self._status.update(generation=generation, resumedFromStep=resumed_from, workers=workers)
+            self._status["message"] = WORKERS_TRAIN_ON
             self._status["phase"] = Phase.LOADING.value
             self._read(self._generation)
             self._publish()
 
-    def finish_generation(self) -> None:
-        """Read the last records of the worker group, which has exited."""
+    def finish_generation(self, phase: Phase | None = None) -> None:
+        """Read the last records of the worker group, which has exited or is to be ended.
+
+        Args:
+            phase: what the run does next; None: what follows publishes it.
+        """
         self.refresh()
         with self._lock:
             self._generation = None
+            if phase is not None:
+                self._status["phase"] = phase.value
             self._status["workers"] = {"running": 0, "wanted": self._status["workers"]["wanted"]}
             self._status["restarts"] = self._ledger.restarts()
 
@@ -229,16 +237,13 @@ class StatusPublisher:
         progress = files.read_json(generation.logs.progress)
         if progress is None:
             return
-        generation.progress = dict(progress)
-        heartbeat = progress.pop("heartbeat")
-        self._heartbeat += heartbeat - generation.heartbeat
-        generation.heartbeat = heartbeat
-        for key in ("time", "part", "seconds"):
-            progress.pop(key)
-        started = round(progress.pop("startedAt") - self._group_started_at, 3)
-        startup = {**self._status["startup"], "workers": started, **progress.pop("startup")}
+        generation.progress = progress
+        self._heartbeat += progress["heartbeat"] - generation.heartbeat
+        generation.heartbeat = progress["heartbeat"]
+        started = round(progress["startedAt"] - self._group_started_at, 3)
+        startup = {**self._status["startup"], "workers": started, **progress["startup"]}
         workers = {**self._status["workers"], "running": self._status["workers"]["wanted"]}
-        self._status.update(progress, startup=startup, workers=workers)
+        self._status.update(status_fields(progress), startup=startup, workers=workers)
 
     def _publish(self) -> None:
         now = time.time()

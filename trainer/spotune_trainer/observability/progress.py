@@ -34,6 +34,8 @@ _RATE_WINDOW_STEPS = 50
 _HEARTBEAT_WINDOW = 100
 _COMPUTED_FIELDS = ("time", "heartbeatSeconds", "part", "seconds")
 """Fields of `progress.json` that are computed when it is written."""
+_NOT_OF_STATUS = ("time", "heartbeat", "part", "seconds", "startedAt", "startup")
+"""Fields of `progress.json` that are not those of `status.json`."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,11 @@ def tokens_of(record: Mapping[str, Any]) -> int | None:
 def label_tokens_of(record: Mapping[str, Any]) -> int:
     """Label tokens of a line of `steps.jsonl`, also of an older file."""
     return int(record.get("labelTokens", record["tokens"]))
+
+
+def status_fields(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `progress.json` that `status.json` has, too."""
+    return {name: value for name, value in progress.items() if name not in _NOT_OF_STATUS}
 
 
 class ProgressReporter:

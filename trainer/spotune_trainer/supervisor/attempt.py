@@ -12,6 +12,7 @@ from spotune_trainer import files
 from spotune_trainer.job_directory.events import EventReader
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.observability.logs.event_messages import startup_message, with_messages
+from spotune_trainer.observability.surviving_workers import SurvivingWorkers
 from spotune_trainer.supervisor.console import View
 from spotune_trainer.supervisor.failure_policy import HeartbeatWatch
 from spotune_trainer.supervisor.ray_head.head import RayHead
@@ -126,6 +127,7 @@ class RunWatch:
         self._hang_margin = hang_margin
         self._show_startup = verbose
         self._events = EventReader(directory.ledger)
+        self._surviving = SurvivingWorkers(directory)
         self.status: dict[str, Any] = {}
         self.highest_step = 0
         self.startup_seconds: dict[str, float] = {}
@@ -147,7 +149,7 @@ class RunWatch:
         self.status = status
         self.heartbeat.observe(status["heartbeat"], time.monotonic())
         self.highest_step = max(self.highest_step, status.get("step") or 0)
-        self._view.show(status)
+        self._view.show(self._surviving.shown(status, time.time() - status["time"]))
         if self._show_startup and status["phase"] == "Training" and self._has_stepped():
             self._show_startup = False
             self._view.log(startup_message({**self.startup_seconds, **status.get("startup", {})}))

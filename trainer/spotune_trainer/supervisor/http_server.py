@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlsplit
 from spotune_trainer.files import UnreadableFileError
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.status import read_status
+from spotune_trainer.observability.surviving_workers import SurvivingWorkers
 
 _POLL_SECONDS = 0.05
 _STREAM_POLL_SECONDS = 1.0
@@ -103,9 +104,15 @@ class ProgressServer:
         class Handler(_Handler):
             pass
 
+        surviving = SurvivingWorkers(directory)
+
+        def shown() -> dict[str, Any] | None:
+            status = read_status(directory)
+            return surviving.shown(status, status["ageSeconds"]) if status is not None else None
+
         Handler.get_routes = {
-            "/progress": lambda _: _progress_response(read_status(directory)),
-            "/metrics": lambda _: _metrics_response(read_status(directory)),
+            "/progress": lambda _: _progress_response(shown()),
+            "/metrics": lambda _: _metrics_response(shown()),
             "/healthz": lambda _: _health_response(health_problem()),
             **get_routes,
         }

@@ -11,6 +11,7 @@ from typing import Any
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.status import Phase, read_status
 from spotune_trainer.observability.logs import run_logs
+from spotune_trainer.observability.surviving_workers import SurvivingWorkers
 from spotune_trainer.supervisor.control import ControlSignals, SupervisorStatus
 from spotune_trainer.supervisor.http_server import Query, Response, StreamingResponse, is_number_up_to
 
@@ -32,6 +33,7 @@ class PodApi:
         self._directory = directory
         self._control = control
         self._supervisor = status
+        self._surviving = SurvivingWorkers(directory)
         self._last_status: dict[str, Any] = {}
         self._started = time.monotonic()
 
@@ -53,9 +55,10 @@ class PodApi:
         return _json(HTTPStatus.OK, {**self._status(), **own})
 
     def _status(self) -> dict[str, Any]:
-        """The driver's status; while it cannot be read, the last one that could be."""
+        """The driver's status, or what its workers do without it; while it cannot be read, the last one that could."""
         try:
             status = read_status(self._directory)
+            shown = self._surviving.shown(status, status["ageSeconds"]) if status is not None else None
         except (OSError, ValueError) as error:
             age = {"ageSeconds": round(time.time() - self._last_status["time"], 3)} if self._last_status else {}
             return {
@@ -65,7 +68,7 @@ class PodApi:
                 "message": f"the status cannot be read: {error}",
             }
         self._last_status = status or {}
-        return status or {"phase": Phase.STARTING.value}
+        return shown or {"phase": Phase.STARTING.value}
 
     def _logs(self, query: Query) -> Response | StreamingResponse:
         lines = query.get("lines")

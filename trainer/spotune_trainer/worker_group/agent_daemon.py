@@ -4,7 +4,7 @@ A driver attaches to it (`agent_link.py`). While it has none, its ranks train on
 
     ranks run, no driver        they train on; after `ORPHAN_SECONDS` they commit and leave
     a later generation began    it kills its ranks: they are superseded
-    no ranks run, no driver     it keeps the last commit in memory, and ends after `IDLE_SECONDS`
+    no ranks run, no driver     it keeps their results and the last commit, and ends after `IDLE_SECONDS`
 
 `node_proxy.py` starts it with the path of its socket, its address, and perhaps `--gpus` and `--functions`.
 """
@@ -96,6 +96,7 @@ class AgentDaemon:
         self._attached: Connection | None = None
         self._driver = ""
         self._without_driver_since = clock()
+        self._ran_until = float("-inf")
         self._fence_checked = float("-inf")
 
     def run(self) -> None:
@@ -110,18 +111,20 @@ class AgentDaemon:
 
     def check(self) -> bool:
         """Whether nobody needs the agent any more. Ends ranks that were superseded or are without a driver for long."""
+        now = self._clock()
         with self._lock:
-            alone = None if self._attached is not None else self._clock() - self._without_driver_since
+            alone = None if self._attached is not None else now - self._without_driver_since
         if alone is None and not self._agent.is_left:
             return False
         group = self._agent.group()
         if self._agent.is_running and group is not None:
+            self._ran_until = now
             try:
                 self._check_ranks(group, alone)
             except OSError as error:  # the volume is not available for a while
                 logger.debug("the group could not be checked: %s", error)
             return False
-        return alone is not None and alone > IDLE_SECONDS
+        return alone is not None and min(alone, now - self._ran_until) > IDLE_SECONDS
 
     def _check_ranks(self, group: Any, alone: float | None) -> None:
         from spotune_trainer.checkpoint.generations import is_superseded
@@ -172,7 +175,9 @@ class AgentDaemon:
         ranks = len(group.placements) if group is not None and self._agent.is_running else 0
         with self._lock:
             driver = self._driver if self._attached is not None else ""
-        return AgentState(self._gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), ranks, driver)
+        return AgentState(
+            self._gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), ranks, driver, has_trained=self._agent.has_trained
+        )
 
     def _serve_driver(self, connection: Connection, driver: str, secret: bytes) -> None:
         """Belong to a driver until the connection ends. A later driver takes the agent over from an earlier one."""

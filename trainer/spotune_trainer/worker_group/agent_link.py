@@ -48,12 +48,14 @@ class AgentState:
         devices: the GPUs that it may use, as in CUDA_VISIBLE_DEVICES; None: all.
         ranks: number of ranks that run.
         driver: id of the driver that it serves; empty: it has none.
+        has_trained: whether its last ranks have trained to the end, which nobody else can tell a next driver.
     """
 
     gpus: bool
     devices: str | None
     ranks: int
     driver: str
+    has_trained: bool = False
 
 
 def agents_folder(directory: str) -> Path:
@@ -125,7 +127,9 @@ class Attachment:
 def attach(
     folder: Path, driver: str, secret: bytes, address: str, *, gpus: bool, functions: bool = False
 ) -> Attachment:
-    """Attach to the agent of this node, or start one. Of several, those with ranks that still run come first.
+    """Attach to the agent of this node, or start one.
+
+    Of several, those with ranks that still run come first, then those whose ranks have trained to the end.
 
     Args:
         folder: with the sockets.
@@ -136,7 +140,7 @@ def attach(
         functions: whether ranks call a training function of the user; an agent that is started imports Ray Train.
     """
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = sorted(_living(folder), key=lambda entry: -entry[1].ranks)
+    found = sorted(_living(folder), key=lambda entry: (-entry[1].ranks, not entry[1].has_trained))
     for path, state in found:
         if state.driver == driver:
             continue

@@ -114,6 +114,12 @@ class NodeAgent:
         """Whether ranks take part in a generation for which the present driver does not wait."""
         return self.is_running and self._run is not None and self._run.driver != self._driver
 
+    @property
+    def has_trained(self) -> bool:
+        """Whether the last ranks have trained to the end."""
+        results = self._run.results if self._run is not None else None
+        return bool(results) and all(result.exit is RankExit.TRAINED for result in results or ())
+
     def group(self) -> NodeGroup | None:
         """The ranks of the last generation, which run or whose results the driver can still get; None before any."""
         return self._run.group if self._run is not None else None

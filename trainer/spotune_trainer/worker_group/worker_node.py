@@ -4,8 +4,9 @@ Usage, as the command of the container:
     python -m spotune_trainer.worker_group.worker_node
 
 KubeRay passes the command that starts Ray as an environment variable. A raylet that has lost its head ends. If ranks
-run then, this process waits for the next head and starts Ray again: ranks do not notice. Otherwise it exits with the
-status of Ray, and the kubelet starts the container anew.
+run then, this process waits for the next head and starts Ray again: ranks do not notice. It does the same if they have
+trained to the end, which their agent has to tell the next driver. Otherwise it exits with the status of Ray, and the
+kubelet starts the container anew.
 
 At SIGTERM, Ray drains its node: the driver lets the ranks commit and leave. Without a driver, this process does.
 """
@@ -36,25 +37,25 @@ _RETRY_SECONDS = 1.0
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def agents_with_ranks() -> list[tuple[Path, AgentState]]:
-    """The agents of this pod that run ranks, with their sockets."""
+def agents_to_keep() -> list[tuple[Path, AgentState]]:
+    """The agents of this pod that run ranks, or whose ranks have trained to the end, with their sockets."""
     found = []
     for path in all_agents():
         with suppress(AgentGoneError):
             state: AgentState = call(path, DESCRIBE)
-            if state.ranks:
+            if state.ranks or state.has_trained:
                 found.append((path, state))
     return found
 
 
 class WorkerNode:
-    """Runs Ray until it ends without ranks, or until SIGTERM.
+    """Runs Ray until it ends and no agent is to be kept, or until SIGTERM.
 
     Args:
         command: that starts Ray and lasts as long as its raylet.
         head: host and port of the head's GCS.
         grace_seconds: from SIGTERM until the ranks have to have left.
-        agents: returns the agents that run ranks.
+        agents: returns the agents that the next driver needs.
         log: writes a line for people.
     """
 
@@ -63,7 +64,7 @@ class WorkerNode:
         command: Sequence[str],
         head: tuple[str, int],
         grace_seconds: float,
-        agents: Callable[[], list[tuple[Path, AgentState]]] = agents_with_ranks,
+        agents: Callable[[], list[tuple[Path, AgentState]]] = agents_to_keep,
         log: Callable[[str], None] = lambda line: print(line, flush=True),  # noqa: T201 - the container's log
     ) -> None:
         self._command = command
@@ -79,8 +80,9 @@ class WorkerNode:
         signal.signal(signal.SIGTERM, self._terminate)
         while True:
             status = self._run_ray()
-            if not self._is_terminated() and self._agents():
-                self._log("Ray has ended, and ranks train on: waiting for the next head")
+            if not self._is_terminated() and (kept := self._agents()):
+                what = "ranks train on" if any(state.ranks for _, state in kept) else "the ranks have trained the model"
+                self._log(f"Ray has ended, and {what}: waiting for the next head")
                 while not self._is_terminated() and not self._head_answers() and self._agents():
                     self._sleep(_RETRY_SECONDS)
                 if not self._is_terminated():
@@ -116,7 +118,7 @@ class WorkerNode:
 
     def _let_orphans_leave(self) -> bool:
         """Ask ranks without a driver to commit and leave. Returns whether any ranks run."""
-        agents = self._agents()
+        agents = [(path, state) for path, state in self._agents() if state.ranks]
         assert self._terminated_at is not None
         left = self._terminated_at + self._grace_seconds - time.monotonic()
         for path, state in agents:

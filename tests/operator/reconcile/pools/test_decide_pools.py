@@ -14,7 +14,7 @@ from spotune_operator.observe.state import Pod
 from spotune_operator.providers import AKS
 from spotune_operator.reconcile.decide import Decision
 from spotune_operator.reconcile.pinned import template_hashes
-from tests.operator.support.scenarios import Scenario, cluster_of, new_scenario, replicas
+from tests.operator.support.scenarios import Scenario, a_cluster_job, cluster_of, new_scenario, replicas
 
 SPOT = {"name": "spot-a", "capacity": "spot", "zone": "a", "price": "1.00 USD", "max": 2}
 DEAR = {"name": "dear", "capacity": "on-demand", "price": "3.00 USD"}
@@ -68,6 +68,16 @@ def test_no_workers_before_the_preflight_has_passed() -> None:
     assert replicas(scenario.decide()) == {"spot-a": 0, "dear": 0}
 
 
+def test_workers_of_pools_stay_until_the_trainer_knows_that_fewer_are_wanted() -> None:
+    scenario = started(SPOT, DEAR)
+    has_pods_in(scenario, spot_a=(2, 0))
+    assert replicas(scenario.decide()) == {"spot-a": 2, "dear": 0}
+    scenario.edit(a_cluster_job(workers={"count": 1, "min": 1, "pools": [SPOT, DEAR]}))
+    assert replicas(scenario.decide()) == {"spot-a": 2, "dear": 0}
+    scenario.supervisor_reports()
+    assert replicas(scenario.decide()) == {"spot-a": 1, "dear": 0}
+
+
 def test_the_cheapest_pool_comes_first_and_its_maximum_holds() -> None:
     scenario = started(DEAR, SPOT, CHEAP, count=3)
     assert replicas(scenario.decide()) == {"dear": 0, "spot-a": 0, "cheap": 3}
@@ -119,6 +129,7 @@ def test_fewer_workers_are_asked_for_within_the_cooldown() -> None:
     assert replicas(scenario.decide()) == {"spot-a": 2, "dear": 0}
     spec = {"count": 1, "min": 1, "pools": [SPOT, DEAR]}
     scenario.edit(new_scenario(workers=spec).job)
+    scenario.supervisor_reports()
     assert replicas(scenario.decide()) == {"spot-a": 1, "dear": 0}
 
 

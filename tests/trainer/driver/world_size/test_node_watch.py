@@ -188,7 +188,7 @@ def test_requested_scale_down_is_not_a_preemption(cluster: Cluster) -> None:
     cluster.draining = {"b": time.time() + 30}
     watch.check()
     assert cluster.notice is not None
-    assert (watch.preempted, watch.yield_reason) == (False, "fewer workers are requested")
+    assert (watch.preempted, watch.yield_reason) == (False, "the job asks for 1 workers now, 2 train")
 
 
 def test_group_yields_to_more_slots_only_after_the_resize_cooldown(cluster: Cluster) -> None:

@@ -116,7 +116,8 @@ class NodeWatch:
         self.deadline = min(deadlines, default=None)
         seconds = self.deadline - time.time() if self.deadline is not None else None
         if workers.world_size < self.world_size:
-            self._yield("fewer workers are requested", {}, going, leave_within=seconds)
+            reason = f"the job asks for {workers.world_size} workers now, {self.world_size} train"
+            self._yield(reason, {}, going, leave_within=seconds)
             return
         decision, values = self._resizing.on_notice(slots, seconds, workers, self._clock())
         self.preempted, self.decision = True, decision
