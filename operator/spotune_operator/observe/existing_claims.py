@@ -16,9 +16,9 @@ from spotune_operator.kube.client import CLAIMS, Manifest, Resource
 
 logger = logging.getLogger(__name__)
 
-ASK_AGAIN_SECONDS = 15.0
-"""Time between two lookups while a claim is missing, or could not be looked up. Both may be applied at once, the claim
-second, so a job that is younger does not need a person yet.
+SECOND_LOOKUP_SECONDS = 15.0
+"""Time from the first lookup of a missing claim to the second. Job and claim may be applied at once, the claim second,
+so a job that is younger does not need a person yet.
 """
 
 
@@ -53,11 +53,13 @@ class _Answer:
         owner: Its uid and generation.
         missing: Names of the claims that do not exist; None: a request failed.
         at: Unix time of the requests.
+        is_first: Whether no earlier lookup was for the same spec.
     """
 
     owner: tuple[str, int]
     missing: Sequence[str] | None
     at: float
+    is_first: bool
 
 
 class ExistingClaims:
@@ -65,11 +67,14 @@ class ExistingClaims:
 
     Args:
         server: The API server.
+        ask_again_seconds: Time between two lookups, after the second, while a claim is missing or could not be looked
+            up.
         clock: Returns Unix time.
     """
 
-    def __init__(self, server: Server, clock: Callable[[], float]) -> None:
+    def __init__(self, server: Server, ask_again_seconds: float, clock: Callable[[], float]) -> None:
         self._server = server
+        self._ask_again_seconds = ask_again_seconds
         self._clock = clock
         self._answers: dict[tuple[str, str], _Answer] = {}
 
@@ -89,7 +94,8 @@ class ExistingClaims:
             answer = None  # other claims may be named now, or the job was resumed
         if answer is None or self._is_due(answer):
             known = answer.missing if answer is not None else None
-            answer = _Answer(identity, await self._ask(owner.key[0], names(), known), self._clock())
+            missing = await self._ask(owner.key[0], names(), known)
+            answer = _Answer(identity, missing, self._clock(), is_first=answer is None)
             self._answers[owner.key] = answer
         return answer.missing
 
@@ -99,7 +105,8 @@ class ExistingClaims:
 
     def _is_due(self, answer: _Answer) -> bool:
         is_settled = answer.missing is not None and not answer.missing
-        return not is_settled and self._clock() - answer.at >= ASK_AGAIN_SECONDS
+        wait = min(SECOND_LOOKUP_SECONDS, self._ask_again_seconds) if answer.is_first else self._ask_again_seconds
+        return not is_settled and self._clock() - answer.at >= wait
 
     async def _ask(self, namespace: str, names: Sequence[str], known: Sequence[str] | None) -> Sequence[str] | None:
         """The missing ones of these claims; after an error what was known before."""

@@ -15,7 +15,7 @@ from spotune_operator.children.resolved_job import ResolvedJob
 from spotune_operator.errors import StorageClassError
 from spotune_operator.kube.conditions import updated
 from spotune_operator.kueue.partial_admission import next_change
-from spotune_operator.observe.existing_claims import ASK_AGAIN_SECONDS
+from spotune_operator.observe.existing_claims import SECOND_LOOKUP_SECONDS
 from spotune_operator.observe.job_services import JobService
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.observe.state import Child, Observed, Pod
@@ -265,7 +265,8 @@ def _requeue_after(context: ReconcileContext) -> float | None:
     if observed.refused:
         waits.append(settings.refused_seconds)
     if context.outcome is None and (observed.missing_claims is None or observed.missing_claims):
-        waits.append(ASK_AGAIN_SECONDS)
+        is_new = now - observed.created < SECOND_LOOKUP_SECONDS
+        waits.append(SECOND_LOOKUP_SECONDS if is_new else settings.refused_seconds)
     last_progress = unix_time(context.previous.last_progress_time)
     if last_progress is not None and context.outcome is None and not context.must_pause:
         waits.append(last_progress + context.job.spec.retry.hang_timeout.seconds - now)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from spotune.service import SERVICE_KIND
 from spotune_operator.errors import StalledError
 from spotune_operator.kube.conditions import Finding, reference
-from spotune_operator.observe.existing_claims import ASK_AGAIN_SECONDS
+from spotune_operator.observe.existing_claims import SECOND_LOOKUP_SECONDS
 from spotune_operator.reconcile.condition_findings import failed_checks
 from spotune_operator.reconcile.desired_state import ReconcileContext
 
@@ -77,7 +77,7 @@ def _stalled(context: ReconcileContext, findings: Mapping[str, Finding]) -> Find
         for kind, message in refused.items():
             return Finding("Stalled", "True", "Refused", f"the API server rejected the {kind}: {message}")
         storage = findings["StorageReady"]
-        may_follow = context.now - context.observed.created < ASK_AGAIN_SECONDS
+        may_follow = context.now - context.observed.created < SECOND_LOOKUP_SECONDS
         if storage.reason == "ClaimNotFound" and not may_follow and not context.must_pause:
             return Finding("Stalled", "True", "ClaimNotFound", storage.message)
         problem = context.observed.pod_problem

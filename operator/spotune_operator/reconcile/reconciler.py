@@ -77,7 +77,7 @@ class Reconciler:
         )
         self._desired = DesiredChildrenCache(must_keep=poller.is_polling)
         self._applier = ChildApplier(kube, caches.version_of)
-        self._claims = ExistingClaims(kube, clock)
+        self._claims = ExistingClaims(kube, settings.refused_seconds, clock)
         self._refused: dict[JobKey, dict[str, str]] = {}
         self._last_change: dict[JobKey, tuple[int, float]] = {}
 

@@ -18,7 +18,6 @@ from spotune_operator.children.serving.resolved_service import (
     resolve_service,
 )
 from spotune_operator.kube.conditions import Finding, find, updated
-from spotune_operator.observe.existing_claims import ASK_AGAIN_SECONDS
 from spotune_operator.observe.nodes import pods_on_reclaimed_nodes, stuck_pods
 from spotune_operator.providers import PROVIDERS, Provider, ProviderName, detect
 from spotune_operator.serving.findings import ServiceContext, service_findings, stalled_service_findings
@@ -163,9 +162,8 @@ def _requeue_after(observed: ObservedService, settings: Settings) -> float | Non
         return _TERMINATING_PODS_SECONDS
     if observed.unused_pods:
         return _UNPLACED_REPLICA_SECONDS
-    if observed.missing_claims is None or observed.missing_claims:
-        return ASK_AGAIN_SECONDS
-    return settings.refused_seconds if observed.refused else None
+    may_lack_claim = observed.missing_claims is None or bool(observed.missing_claims)
+    return settings.refused_seconds if observed.refused or may_lack_claim else None
 
 
 def _is_applied(desired: Sequence[Manifest], observed: ObservedService) -> bool:

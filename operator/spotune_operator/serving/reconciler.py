@@ -65,7 +65,7 @@ class ServiceReconciler:
         self._settings = settings
         self._clock = clock
         self._applier = ChildApplier(kube, caches.version_of)
-        self._claims = ExistingClaims(kube, clock)
+        self._claims = ExistingClaims(kube, settings.refused_seconds, clock)
         self._status: StatusWriter[CachedService, ModelServiceStatus] = StatusWriter(
             kube, SERVICES, self._events, caches.put_written, phase_changed
         )

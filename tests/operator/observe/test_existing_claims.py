@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 import pytest
 from aiohttp import web
 
-from spotune_operator.observe.existing_claims import ASK_AGAIN_SECONDS as ASK_AGAIN
 from spotune_operator.observe.existing_claims import ExistingClaims
 from tests.operator.support.api_server import ApiServer, api_server
 from tests.operator.support.scenarios import NOW
 
+ASK_AGAIN = 60.0
 CLAIMS = "/api/v1/namespaces/team/persistentvolumeclaims/"
 
 
@@ -62,7 +62,7 @@ class Bench:
 def with_api_server(test: Callable[[Bench], Coroutine[None, None, None]]) -> None:
     async def main() -> None:
         async with api_server() as (server, kube):
-            bench = Bench(server, ExistingClaims(kube, lambda: bench.now))
+            bench = Bench(server, ExistingClaims(kube, ASK_AGAIN, lambda: bench.now))
             await test(bench)
 
     asyncio.run(asyncio.wait_for(main(), 20))
@@ -83,9 +83,12 @@ def test_a_missing_claim_is_looked_up_again_now_and_then() -> None:
         for _ in range(5):
             assert await bench.missing(after=1.0) == ("data",)
         assert bench.asked == ["data"]
-        bench.has_claims(found=True)
-        assert await bench.missing(after=ASK_AGAIN) == ()
+        assert await bench.missing(after=SECOND_LOOKUP_SECONDS) == ("data",)
+        assert await bench.missing(after=ASK_AGAIN - 1.0) == ("data",)
         assert bench.asked == ["data"] * 2
+        bench.has_claims(found=True)
+        assert await bench.missing(after=1.0) == ()
+        assert bench.asked == ["data"] * 3
 
     with_api_server(test)
 

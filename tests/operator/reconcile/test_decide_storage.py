@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from spotune_operator.observe.existing_claims import ASK_AGAIN_SECONDS
 from spotune_operator.observe.state import Child, Observed
 from tests.operator.support.scenarios import Scenario, a_cluster_job
 
@@ -98,7 +97,7 @@ def test_missing_claim_stalls_a_job_whose_pods_wait_for_it() -> None:
     decision = scenario.decide()
     assert {each["kind"] for each in decision.apply} >= {"ConfigMap", "RayCluster"}, "its pods start once it exists"
     assert (decision.status.phase, scenario.condition("Stalled").reason) == ("Stalled", "ClaimNotFound")
-    assert decision.requeue_after == pytest.approx(ASK_AGAIN_SECONDS, abs=1.0)
+    assert decision.requeue_after == pytest.approx(scenario.settings.refused_seconds, abs=1.0)
     scenario.observe(missing_claims=[])
     decision = scenario.decide()
     assert (decision.status.phase, scenario.is_true("Stalled")) == ("Provisioning", False)
@@ -117,4 +116,4 @@ def test_claim_that_could_not_be_looked_up_stops_nothing() -> None:
     scenario.observe(missing_claims=None)
     decision = scenario.decide()
     assert (decision.status.phase, scenario.condition("StorageReady").reason) == ("Provisioning", "ExistingClaim")
-    assert decision.requeue_after == pytest.approx(ASK_AGAIN_SECONDS, abs=1.0)
+    assert decision.requeue_after == pytest.approx(scenario.settings.refused_seconds, abs=1.0)

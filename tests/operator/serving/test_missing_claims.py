@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from spotune_operator.kube.client import Resource
-from spotune_operator.observe.existing_claims import ASK_AGAIN_SECONDS
 from spotune_operator.serving.state import ServicePod
-from tests.operator.serving.test_reconciler import Bench, FakeKube
+from tests.operator.serving.test_reconciler import SETTINGS, Bench, FakeKube
 
 
 @dataclass
@@ -45,7 +44,7 @@ def bench(kube: KubeWithClaims) -> Bench:
 
 
 def test_a_service_waits_for_the_claims_that_it_names(bench: Bench, kube: KubeWithClaims) -> None:
-    assert bench.reconcile() == ASK_AGAIN_SECONDS
+    assert bench.reconcile() == SETTINGS.refused_seconds
     assert bench.condition("Stalled")["reason"] == "ClaimNotFound"
     assert kube.applied == []
     kube.claims = ["models"]
