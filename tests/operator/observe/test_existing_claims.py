@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import pytest
 from aiohttp import web
 
-from spotune_operator.observe.existing_claims import ExistingClaims
+from spotune_operator.observe.existing_claims import SECOND_LOOKUP_SECONDS, ExistingClaims
 from tests.operator.support.api_server import ApiServer, api_server
 from tests.operator.support.scenarios import NOW
 
