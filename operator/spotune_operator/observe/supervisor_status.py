@@ -278,6 +278,11 @@ class Freshness(StrEnum):
     REPEATED = "repeated"
     FRESH = "fresh"
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the trainer does what the last poll says."""
+        return self in (Freshness.REPEATED, Freshness.FRESH)
+
 
 @dataclass(frozen=True)
 class PollResult:

@@ -152,8 +152,7 @@ class ReconcileContext:
     @property
     def is_active(self) -> bool:
         """Whether the workers train, evaluate or export, as far as the operator can tell."""
-        is_known = self.freshness in (Freshness.FRESH, Freshness.REPEATED)
-        return self.progress.phase in ACTIVE_PHASES and is_known and not self.is_still_stopping
+        return self.progress.phase in ACTIVE_PHASES and self.freshness.is_known and not self.is_still_stopping
 
     # Outcome
 
@@ -306,7 +305,9 @@ class ReconcileContext:
     @cached_property
     def count(self) -> int:
         """The desired number of workers: ``workers.count``, if it is lower than before once the trainer knows that."""
-        unaware = self.is_active and is_unaware(self.progress.supervisor, self.job_file)
+        # Also before they train: the last poll is some seconds old.
+        is_running = self.freshness.is_known and not self.is_still_stopping
+        unaware = is_running and is_unaware(self.progress.supervisor, self.job_file)
         before = desired_count(self.previous.workers)
         return present_count(self.job.spec.workers.count, before, self.observed.workers, is_unaware=unaware)
 

@@ -37,6 +37,15 @@ def test_worker_stays_until_the_trainer_knows_that_nobody_wants_it() -> None:
     assert scenario.status.workers == "1/1"
 
 
+@pytest.mark.parametrize("phase", ["WaitingForWorkers", "Loading"])
+def test_workers_that_may_train_since_the_last_poll_stay_as_well(phase: str) -> None:
+    scenario = training_scenario(workers={"count": 2, "min": 1})
+    scenario.supervisor_reports(phase)
+    scenario.decide()
+    scenario.edit(a_cluster_job(workers=FEWER))
+    assert replicas(scenario.decide()) == {"workers": 2}
+
+
 def test_more_workers_are_created_at_once() -> None:
     scenario = training_scenario(workers={"count": 2, "min": 1})
     scenario.edit(a_cluster_job(workers={"count": 3, "min": 1}))
@@ -46,7 +55,6 @@ def test_more_workers_are_created_at_once() -> None:
 @pytest.mark.parametrize(
     ("phase", "state", "why"),
     [
-        ("WaitingForWorkers", "running", ""),
         ("Training", "running", "the changed job file is not used: spec.model changed, which would train something"),
         ("Training", "stopped", ""),
     ],
