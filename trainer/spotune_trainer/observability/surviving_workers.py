@@ -37,6 +37,11 @@ class _Heartbeat:
     has_changed: bool
 
 
+def _reached(progress: dict[str, Any]) -> dict[str, Any]:
+    """Where workers were, alive or not. An earlier supervisor may have shown it, and a status must not go back."""
+    return {name: progress[name] for name in ("step", "epoch", "loss") if name in progress}
+
+
 class SurvivingWorkers:
     """Adds to a status what the workers report that no driver knows.
 
@@ -81,7 +86,7 @@ class SurvivingWorkers:
             usual = progress.get("heartbeatSeconds")
             limit = _SILENT_SECONDS if usual is None else max(_LEAST_SILENT_SECONDS, 2 * float(usual) + 2.0)
             if silent is None or silent > limit:
-                return status
+                return {**status, **_reached(progress)} if progress["step"] > (status.get("step") or 0) else status
             times = {"ageSeconds": silent, "silentSeconds": silent}
             return {**status, **status_fields(progress), **times, "adopting": True, "message": WORKERS_TRAIN_ON}
 
