@@ -1,6 +1,6 @@
 """The status of a job: written by the operator, only read by users."""
 
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import Field
 
@@ -202,3 +202,20 @@ class FinetuneJobStatus(StatusSection):
     """Location of the trained model: pvc://claim/path, or its URL in the job's bucket."""
     conditions: Conditions = Field(default=[])
     """Conditions: Ready, Reconciling, Stalled, Complete, Failed, Suspended, and conditions specific to spotune."""
+
+
+_SILENT_SECONDS: Final = 15.0
+"""Where the usual time between two heartbeats is not known. Training ranks send one with every micro-batch."""
+_LEAST_SILENT_SECONDS: Final = 4.0
+"""A slow volume delays what the ranks report."""
+
+
+def max_silence(usual_seconds: float | None) -> float:
+    """The longest time without a heartbeat of training ranks after which all of them count as alive.
+
+    It is twice the usual time between two heartbeats, and two seconds more.
+
+    Args:
+        usual_seconds: The longest time between two recent heartbeats; None if it is not known.
+    """
+    return _SILENT_SECONDS if usual_seconds is None else max(_LEAST_SILENT_SECONDS, 2 * usual_seconds + 2.0)

@@ -46,6 +46,8 @@ from pydantic import (
 )
 from pydantic.alias_generators import to_camel
 
+from spotune.job.status import max_silence
+
 _MAX_TEXT_LENGTH: Final = 2000
 """Maximum number of characters of a text: people read it in a condition."""
 _MAX_CHECKS: Final = 50
@@ -58,10 +60,6 @@ _MAX_UNIX_TIME: Final = 253402300799.0
 _MAX_ETA_SECONDS: Final = 1e9
 _STALE_SECONDS: Final = 20.0
 """A running driver writes its status twice a second, unless the volume is slow."""
-_SILENT_SECONDS: Final = 15.0
-"""Where the usual time between two heartbeats is not known. Training ranks send one with every micro-batch."""
-_LEAST_SILENT_SECONDS: Final = 4.0
-"""A slow volume delays what the ranks report."""
 _PHASES_WITH_HEARTBEAT: Final = frozenset({"Training", "Evaluating"})
 ACTIVE_PHASES: Final = frozenset({"Training", "Evaluating", "Exporting"})
 """Phases of the trainer in which the workers are at work."""
@@ -241,12 +239,8 @@ class ProgressResponse(_LenientModel):
 
     @property
     def is_silent(self) -> bool:
-        """Whether the last heartbeat of training ranks is so old that one of them may be gone.
-
-        It is if twice the longest time between two recent heartbeats has passed, and two seconds more.
-        """
-        usual = self.heartbeat_seconds
-        limit = _SILENT_SECONDS if usual is None else max(_LEAST_SILENT_SECONDS, 2 * usual + 2.0)
+        """Whether the last heartbeat of training ranks is so old that one of them may be gone."""
+        limit = max_silence(self.heartbeat_seconds)
         return self.phase in _PHASES_WITH_HEARTBEAT and (self.silent_seconds or 0.0) > limit
 
     @property

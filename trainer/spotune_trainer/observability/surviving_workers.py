@@ -11,17 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from spotune.job.status import max_silence
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import status_fields
 
 WORKERS_TRAIN_ON = "the head is being replaced; the workers train on"
-
-_SILENT_SECONDS = 15.0
-"""Where the usual time between two heartbeats is not known."""
-_LEAST_SILENT_SECONDS = 4.0
-"""A slow volume delays what the ranks report."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +80,7 @@ class SurvivingWorkers:
         with files.reading(path):
             silent = self._silent_seconds(generation, int(progress["heartbeat"]))
             usual = progress.get("heartbeatSeconds")
-            limit = _SILENT_SECONDS if usual is None else max(_LEAST_SILENT_SECONDS, 2 * float(usual) + 2.0)
-            if silent is None or silent > limit:
+            if silent is None or silent > max_silence(None if usual is None else float(usual)):
                 return {**status, **_reached(progress)} if progress["step"] > (status.get("step") or 0) else status
             times = {"ageSeconds": silent, "silentSeconds": silent}
             return {**status, **status_fields(progress), **times, "adopting": True, "message": WORKERS_TRAIN_ON}
