@@ -78,8 +78,8 @@ _MENDED = {
     "kills gateways that have not responded within 30 seconds, which fits. Now they have five minutes ([ADR "
     "100](adr/0100-gateways-outlive-a-new-controller.md)), logs are kept, and the seed was run again.",
     30: "Two heads were lost one after the other. The first replacement showed step 70 of the workers that trained on, "
-    "the second one showed step 40, the last that a driver had written. Now it shows where the workers were. The seed "
-    "was not run again yet.",
+    "the second one showed step 40, the last that a driver had written. Now it shows where the workers were, and the "
+    "seed was run again.",
 }
 """What seeds found in earlier runs, or in the newest, which the table has."""
 _JOBS = (
