@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from spotune.crd.cel_rules import Rule
 from spotune.job import ClusterSpec, PoolSpec
 from spotune.job.lifecycle import TTL_WITH_SERVING
-from spotune.job.pools import MAX_QUEUED_POOLS, RESERVED_NAMES, TOO_MANY_POOLS, ZONE_LABEL
+from spotune.job.pools import MAX_POOLS, MAX_QUEUED_POOLS, RESERVED_NAMES, TOO_MANY_POOLS, ZONE_LABEL
 
 _POOL: Final = (
     Rule(f"!(self.name in {[*RESERVED_NAMES]})", "is the head's group: choose another name", "name"),
@@ -25,6 +25,10 @@ _POOL: Final = (
 _SAME_PLACE: Final = (
     "a.capacity == b.capacity && a.zone == b.zone && a.gpuType == b.gpuType && a.nodeSelector == b.nodeSelector"
 )
+_SUM_OF_MAX: Final = " + ".join(
+    f"(self.pools.size() > {index} ? self.pools[{index}].max : 0)" for index in range(MAX_POOLS)
+)
+"""Without `sum()`: Kubernetes 1.29 does not know how long the list of a `map()` is, and refuses the definition."""
 WORKERS_RULES: Final = (
     Rule(
         "self.pools.size() == 0 || self.capacity == 'spot'",
@@ -57,7 +61,7 @@ WORKERS_RULES: Final = (
     ),
     Rule(
         "self.pools.size() == 0 || self.pools.exists(pool, !has(pool.max)) || type(self.min) != int || "
-        "self.pools.map(pool, pool.max).sum() >= self.min",
+        f"{_SUM_OF_MAX} >= self.min",
         "carry fewer pods at most (the sum of max) than min: raise max",
         "pools",
     ),

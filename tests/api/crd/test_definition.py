@@ -287,6 +287,13 @@ def test_rules_name_existing_fields_and_have_a_remedy(kind: str, count: int) -> 
         assert len(rule["message"].split()) > 3
 
 
+@of_every_kind
+def test_rules_take_no_sum_of_a_list_whose_length_kubernetes_1_29_cannot_estimate(kind: str) -> None:
+    rules = [rule["rule"] for _, schema in all_schemas(SCHEMAS[kind]) for rule in schema.get(VALIDATIONS, [])]
+    of_unknown_length = re.compile(r"\.(map|filter|split)\(.*\)\.(sum|min|max|indexOf|join)\(")
+    assert [rule for rule in rules if of_unknown_length.search(rule)] == []
+
+
 def test_the_rules_of_a_template_are_the_models_own() -> None:
     rules = at(".spec.dataset.prompt", JOB)[VALIDATIONS]
     patterns = [

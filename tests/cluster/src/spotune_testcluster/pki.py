@@ -13,6 +13,17 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 YEARS = datetime.timedelta(days=3650)
+_CA_USAGE = x509.KeyUsage(
+    digital_signature=True,
+    key_cert_sign=True,
+    crl_sign=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 class Authority:
@@ -34,6 +45,8 @@ class Authority:
         certificate = (
             _builder(self._name, self._name, key.public_key())
             .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .add_extension(_CA_USAGE, critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .sign(key, hashes.SHA256())
         )
         _write_key(self.directory / "ca.key", key)
@@ -52,6 +65,8 @@ class Authority:
         usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
         builder = _builder(_name(user, group), self._name, key.public_key())
         builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        builder = builder.add_extension(issuer, critical=False)  # Python 3.13 requires it
         if addresses:
             names = x509.SubjectAlternativeName([_general_name(address) for address in addresses])
             builder = builder.add_extension(names, critical=False)
