@@ -14,7 +14,7 @@ _FINGERPRINTED_SECTIONS = {
     "training": {"epochs", "maxSteps", "maxBadSteps", "evaluation", "command", "code", "codeFrom", "config"},
 }
 """Sections that define what is trained, and their fields that do not: duration, credentials, limits, evaluation, and
-and code of the user's own. Of `execution`, only a precision of 8 bits belongs to it."""
+code of the user's own. Of `execution`, only a precision of 8 bits belongs to it."""
 
 
 def _fingerprinted_content(job: FinetuneJob) -> dict[str, Any]:

@@ -43,6 +43,12 @@ Root Cause (first observed failure):
             "training.command: torchrun ran out of memory: torch.OutOfMemoryError: CUDA out of memory. Tried",
         ),
         (
+            "[rank1]: RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            1,
+            FailureCause.OUT_OF_MEMORY,
+            "training.command: torchrun ran out of memory: RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
+        ),
+        (
             "[rank1]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:41234",
             1,
             FailureCause.COMMUNICATION,
@@ -75,7 +81,17 @@ Root Cause (first observed failure):
         ("", -9, FailureCause.WORKER_LOST, "a process of torchrun was killed by SIGKILL"),
         ("[rank1]: KeyError: 'a'", -11, FailureCause.WORKER_LOST, "a process of torchrun was killed by SIGSEGV"),
     ],
-    ids=["memory", "peer", "program", "name with dist", "aborted peer", "aborted", "killed", "crashed"],
+    ids=[
+        "memory",
+        "memory of cuBLAS",
+        "peer",
+        "program",
+        "name with dist",
+        "aborted peer",
+        "aborted",
+        "killed",
+        "crashed",
+    ],
 )
 def test_the_report_of_torchrun_says_how_its_first_process_ended(
     traceback: str, status: int, cause: FailureCause, message: str

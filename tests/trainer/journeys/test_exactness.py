@@ -231,7 +231,9 @@ def test_rows_without_label_tokens_are_a_job_error_that_names_them(runs: Runs, t
         for _ in range(2):
             writer.write({"input_ids": np.full(4, 5, np.int32), "labels": np.full(4, -100, np.int32)})
     job = runs.job("causal", dataset={"train": {"source": str(tmp_path)}})
-    with pytest.raises(GroupFailedError, match=r"JobError: dataset: no row of step 1 has a label token \(samples "):
+    with pytest.raises(
+        GroupFailedError, match=r"JobError: dataset: no row of step 1 contributes to the loss \(samples "
+    ):
         train_generation(runs.empty("no-labels"), job, ALONE)
 
 

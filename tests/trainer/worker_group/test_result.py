@@ -26,6 +26,7 @@ from spotune_trainer.worker_group.result import (
     classify_exit,
 )
 
+OOM = FailureCause.OUT_OF_MEMORY
 GLOO = RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:25601")
 
 
@@ -41,8 +42,17 @@ def logs(tmp_path: Path) -> GenerationLogs:
         (DataError("shard.00001.mds is missing"), FailureCause.DATA),
         (ZeroDivisionError("division by zero"), FailureCause.APP_ERROR),
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), FailureCause.APP_ERROR),
-        (torch.OutOfMemoryError("CUDA out of memory"), FailureCause.OUT_OF_MEMORY),
-        (MemoryError(), FailureCause.OUT_OF_MEMORY),
+        (torch.OutOfMemoryError("CUDA out of memory"), OOM),
+        (MemoryError(), OOM),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried"),
+            OOM,
+        ),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), OOM),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), OOM),
+        (torch.AcceleratorError("CUDA error: out of memory"), OOM),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), FailureCause.APP_ERROR),
+        (ValueError("CUDA out of memory is the title of this row"), FailureCause.APP_ERROR),
         (OSError(116, "Stale file handle"), FailureCause.INFRASTRUCTURE),
         (InfrastructureError("the bucket did not answer"), FailureCause.INFRASTRUCTURE),
         (GLOO, FailureCause.COMMUNICATION),

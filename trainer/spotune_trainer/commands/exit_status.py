@@ -12,13 +12,12 @@ import signal
 from spotune.errors import JobError
 from spotune.retry import FailureCause
 from spotune_trainer.commands.environment import FIELD
-from spotune_trainer.training.failures import ProgramError
+from spotune_trainer.training.failures import ProgramError, is_out_of_memory
 
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\):.*?exitcode\s*: (-?\d+)", re.DOTALL)
 _EXCEPTION = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 _OF_LAUNCHER = "torch.distributed.elastic"
 _ABORTED = signal.SIGABRT.name
-_OUT_OF_MEMORY = ("OutOfMemoryError", "CUDA out of memory", "MemoryError", "can't allocate memory")
 _LOST_PEER = re.compile(
     r"\bDist(Backend|Network|Store)Error\b|\bgloo/|\bGloo\b|NCCL error|nccl(Remote|System)Error"
     r"|connection (closed|reset) by peer",
@@ -41,7 +40,7 @@ def failure_of(program: str, status: int, output: str) -> Exception:
     reported = _FIRST_FAILURE.findall(output)
     killed_by = _signal(int(reported[-1]) if reported else status)
     own, of_peer = _last_exceptions(output)
-    if own and any(sign in own for sign in _OUT_OF_MEMORY):
+    if own and is_out_of_memory(own):
         return ProgramError(FailureCause.OUT_OF_MEMORY, f"{FIELD}: {program} ran out of memory: {own}")
     if killed_by not in (None, _ABORTED):
         return ProgramError(FailureCause.WORKER_LOST, f"a process of {program} was killed by {killed_by}")

@@ -64,7 +64,14 @@ class Embedding:
         count, texts, width = own.shape
         positions = torch.arange(batch.of_step.first, batch.of_step.first + count, device=own.device)
         of_step = batch.of_step.values.view(-1, texts, width).index_copy(0, positions, own)
-        queries, documents = of_step[:, 0], of_step[:, 1:].transpose(0, 1).flatten(0, 1)
+        documents = of_step[:, 1:].transpose(0, 1).flatten(0, 1)
+        if (
+            not torch.is_grad_enabled()
+        ):  # in an evaluation the step is all of its samples: score only those of the batch
+            scores = own[:, 0] @ documents.T / self._temperature
+            loss = functional.cross_entropy(scores, positions, reduction="sum")
+            return LossSums((loss,), _statistics(scores, positions))
+        queries = of_step[:, 0]
         scores = queries @ documents.T / self._temperature
         answers = torch.arange(len(queries), device=own.device)
         losses = functional.cross_entropy(scores, answers, reduction="none")

@@ -5,6 +5,7 @@ Each is tested against TRL's implementation on the same rows, model and optimize
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -35,6 +36,10 @@ class PairRewards:
 
 
 REWARDS: Final = PairRewards()
+
+_MAX_LOG_PROB: Final = -torch.finfo(torch.float32).eps
+"""Largest mean log-probability of an answer in odds, -2^-23, about -1.2e-7. At 0, that of a certain answer,
+the odds would be infinite."""
 
 
 class LanguageModelPreference:
@@ -139,8 +144,14 @@ class SimPo(LanguageModelPreference):
 
 
 def _log1mexp(log_prob: Tensor) -> Tensor:
-    """``log(1 - exp(x))`` for x < 0, with the sign of the odds' denominator."""
-    return torch.log1p(-torch.exp(log_prob))
+    """``log(1 - exp(x))`` for x <= 0; values above `_MAX_LOG_PROB` count as that.
+
+    ``log(-expm1(x))`` if x > -ln 2, else ``log1p(-exp(x))`` (Maechler 2012, "Accurately computing log(1 - exp(-|a|))",
+    equation 7). The clamps keep each branch finite where the other one is used, and so the gradient of both.
+    """
+    near = torch.log(-torch.expm1(log_prob.clamp(-math.log(2), _MAX_LOG_PROB)))
+    far = torch.log1p(-torch.exp(log_prob.clamp(max=-math.log(2))))
+    return torch.where(log_prob > -math.log(2), near, far)
 
 
 def reward_statistics(chosen: Tensor, rejected: Tensor) -> Tensor:

@@ -43,12 +43,14 @@ class StepRecord:
     """One line of `steps.jsonl`; `step` is the number of optimizer steps done after it.
 
     Attributes:
-        loss: mean per label token; None if it is not finite.
+        loss: mean per label token (sft), labelled word (tokenClassification), text (classification), pair (dpo, simpo,
+            reward), answer (kto) or sample (embedding); for orpo the mean per token of prompts and chosen answers, plus
+            that per pair. None if it is not finite.
         skipped: whether the step changed no weights, since its loss or gradient was not finite.
         samples: hash over (id, token bytes) of the rows that went through backward, as 16 hex digits.
         tokens: all tokens that went through the model, over all ranks: the tokens of the encoder's or causal model's
             input, plus, for seq2seq models, the decoder's input tokens. Padding is not counted.
-        labelTokens: label tokens that carried loss, over all ranks; the loss is the mean over them.
+        labelTokens: label tokens that carried loss, over all ranks.
         seconds: wall time on rank 0 since the end of the previous step.
         productiveSeconds: the part of `seconds` without waiting for data and checkpoints and without evaluation.
         mfu: model FLOPs utilisation; None if the device's peak is not known.

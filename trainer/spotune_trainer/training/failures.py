@@ -17,6 +17,14 @@ from spotune_trainer.engine.determinism import NO_DETERMINISTIC_KERNEL
 from spotune_trainer.job_directory.layout import GenerationLogs
 from spotune_trainer.training.task import RankFailure
 
+_OUT_OF_MEMORY_SIGNS = (
+    "OutOfMemoryError",
+    "MemoryError",
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "_STATUS_ALLOC_FAILED",  # of cuBLAS, cuDNN and cuSPARSE
+    "can't allocate memory",  # of PyTorch's allocator of host memory
+)
 _GLOO_SIGNS = ("gloo", "connection closed by peer", "connection reset by peer")
 
 
@@ -60,11 +68,21 @@ def classify(error: BaseException) -> FailureCause:
         return FailureCause.OUT_OF_MEMORY
     if isinstance(error, OSError | InfrastructureError):
         return FailureCause.INFRASTRUCTURE
+    if isinstance(error, RuntimeError) and is_out_of_memory(str(error)):
+        return FailureCause.OUT_OF_MEMORY
     text = str(error).lower()
     gloo = isinstance(error, RuntimeError) and any(sign in text for sign in _GLOO_SIGNS)
     if gloo or isinstance(error, distributed.DistError):
         return FailureCause.COMMUNICATION
     return FailureCause.APP_ERROR
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether the message of an exception says that memory of a device or host ran out.
+
+    PyTorch raises a plain RuntimeError for some of them, and programs print theirs.
+    """
+    return any(sign in text for sign in _OUT_OF_MEMORY_SIGNS)
 
 
 def describe(rank: int, error: BaseException) -> RankFailure:

@@ -234,8 +234,8 @@ class TrainingLoop:
         counts, flags = self._all_reduce(mine, proposed)
         if counts.labels == 0:
             raise JobError(
-                f"dataset: no row of step {step + 1} has a label token (samples {self._samples(step)}); "
-                "completions are empty or cut away by dataset.maxLength"
+                f"dataset: no row of step {step + 1} contributes to the loss (samples {self._samples(step)}); "
+                "their answers or labels are empty or cut away by dataset.maxLength"
             )
         return counts, flags
 

@@ -105,7 +105,8 @@ class TrainingSpec(Section):
     ] = "linear"
     """Learning rate schedule, with the names of transformers.SchedulerType."""
     warmup_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Fraction of all steps over which the learning rate rises from 0. Set this or warmupSteps."""
+    """Fraction of all steps over which the learning rate rises from 0, rounded to the nearest step (transformers
+    rounds up). Set this or warmupSteps."""
     warmup_steps: NonNegativeInt = 0
     """Number of steps over which the learning rate rises from 0."""
     optimizer: Optimizer = "adamw"
