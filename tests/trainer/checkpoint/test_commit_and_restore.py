@@ -162,6 +162,19 @@ def test_the_manifest_waits_for_every_rank(directory: JobDirectory) -> None:
     verify(whole(directory, name))
 
 
+def test_a_file_that_is_written_again_is_not_complete_meanwhile(directory: JobDirectory) -> None:
+    """The first try may have failed after its `.ok` file, and rank 0 may wait for it."""
+    ok = directory.root / rank_ok(0)
+
+    def tensors() -> Iterator[torch.Tensor]:
+        assert not ok.exists()
+        yield torch.zeros(3)
+
+    for _ in range(2):
+        write_tensors(directory.root, 0, [("a", 3)], tensors())
+        assert ok.exists()
+
+
 def test_opening_a_checkpoint_checks_file_sizes(directory: JobDirectory) -> None:
     name = commit_checkpoint(directory, 1, 1)
     checkpoint = whole(directory, name)

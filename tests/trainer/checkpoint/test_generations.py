@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from spotune.errors import JobError
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import (
     Generation,
@@ -134,7 +136,7 @@ def test_torn_checkpoints_are_skipped_with_their_reasons(directory: JobDirectory
     folders = {step: directory.checkpoints / f"step-{step:08d}.gen-1" for step in (20, 30, 40, 50)}
     (folders[50] / MANIFEST).unlink()
     (folders[40] / MANIFEST).write_text("{")
-    (folders[30] / MANIFEST).write_text('{"format": 7}')
+    (folders[30] / MANIFEST).write_text('{"format": 0}')
     (folders[20] / "rank-00000.safetensors").unlink()
     choice = choose_checkpoint(directory)
     assert choice.checkpoint is not None
@@ -142,8 +144,40 @@ def test_torn_checkpoints_are_skipped_with_their_reasons(directory: JobDirectory
     assert [torn.name.step for torn in choice.skipped] == [40, 30, 20], "an uncommitted one is not reported"
     reasons = [torn.reason for torn in choice.skipped]
     assert "is not valid JSON" in reasons[0]
-    assert reasons[1] == "manifest of format 7, this version reads format 1"
+    assert reasons[1] == "manifest of format 0, this version reads format 1"
     assert reasons[2] == "rank-00000.safetensors is missing"
+
+
+def test_checkpoint_of_a_newer_version_is_not_skipped(directory: JobDirectory) -> None:
+    """The next commits would delete it, though the version that has written it can read it."""
+    claim(directory, None)
+    commit_checkpoint(directory, 10, 1)
+    newest = directory.checkpoints / str(commit_checkpoint(directory, 20, 1))
+    (newest / MANIFEST).write_text('{"format": 7, "unheard": 1}')
+    message = (
+        r"newer version of spotune has written the checkpoint step-00000020\.gen-1 \(manifest of format 7, this "
+        r"version reads format 1\): run that version, or move /.*/step-00000020\.gen-1 elsewhere"
+    )
+    with pytest.raises(JobError, match=message):
+        choose_checkpoint(directory)
+    shutil.rmtree(newest)
+    assert chosen(directory) == "step-00000010.gen-1"
+
+
+@pytest.mark.parametrize("found_by", ["size", "reading"])
+def test_nothing_begins_again_if_all_checkpoints_are_lost(directory: JobDirectory, found_by: str) -> None:
+    claim(directory, None)
+    choose_checkpoint(directory).raise_if_all_are_lost()
+    names = [commit_checkpoint(directory, step, 1) for step in (10, 20)]
+    choose_checkpoint(directory, names[1:]).raise_if_all_are_lost()
+    if found_by == "size":
+        for name in names:
+            (directory.checkpoints / str(name) / "rank-00000.safetensors").unlink()
+        choice = choose_checkpoint(directory)
+    else:
+        choice = choose_checkpoint(directory, names)
+    with pytest.raises(JobError, match=r"none .* can be used: step-00000010\.gen-1, step-00000020\.gen-1 \(the log"):
+        choice.raise_if_all_are_lost()
 
 
 def test_torn_checkpoints_older_than_the_chosen_one_are_not_reported(directory: JobDirectory) -> None:

@@ -31,13 +31,29 @@ def edited(folder: Path, **changes: Any) -> Checkpoint | Torn:
         {"files": [{"name": "x" * 300, "size": 3, "xxh3": ""}]},
         {"files": [{"name": "x", "size": -3, "xxh3": ""}]},
         {"evaluations": [3]},
-        {"unheard": 1},
+        {"unheard": 1, "time": None},
     ],
 )
 def test_edited_manifest_is_torn(tmp_path: Path, changes: dict[str, Any]) -> None:
     found = edited(tmp_path, **changes)
     assert isinstance(found, Torn)
     assert found.reason.startswith("not a manifest")
+    assert not found.is_newer
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"format": 2, "unheard": 1}, "manifest of format 2, this version reads format 1"),
+        ({"unheard": 1}, "manifest with unheard, a field that this version does not know"),
+    ],
+)
+def test_manifest_of_a_newer_version_is_told_from_a_damaged_one(
+    tmp_path: Path, changes: dict[str, Any], reason: str
+) -> None:
+    found = edited(tmp_path, **changes)
+    assert isinstance(found, Torn)
+    assert (found.is_newer, found.reason) == (True, reason)
 
 
 @pytest.mark.parametrize("shape", [[10**12], [2**40, 2**40], [2**62]])

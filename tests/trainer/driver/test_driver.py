@@ -212,6 +212,16 @@ def test_corrupt_checkpoint_is_skipped_and_reported_once(runs: Runs, directory: 
     assert events(driver, "generation-started")[2]["stepsLost"] == 3
 
 
+def test_run_does_not_begin_again_if_its_only_checkpoint_is_corrupt(runs: Runs, directory: JobDirectory) -> None:
+    corrupt = CorruptCheckpoint("step-00000003.gen-1", "checkpoint step-00000003.gen-1 is corrupt: rank-00000")
+    cluster = SimulatedCluster([ScriptedGroup(LOST, last_step=4, commits=[3]), ScriptedGroup(corrupt)])
+    driver = make_driver(runs, directory, cluster)
+    with pytest.raises(JobError, match=r"none of the committed checkpoints can be used: step-00000003\.gen-1 "):
+        driver.run()
+    assert [task.restore for task in cluster.tasks] == [None, corrupt.checkpoint]
+    assert (directory.checkpoints / corrupt.checkpoint).exists()
+
+
 def test_torn_checkpoint_is_skipped_and_reported_once(runs: Runs, directory: JobDirectory) -> None:
     claim(directory, None)
     commit_checkpoint(directory, 3, 1)

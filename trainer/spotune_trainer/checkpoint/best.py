@@ -28,12 +28,23 @@ class BestCheckpoint:
     unusable: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class NoBestCheckpoint:
+    """No evaluation with a value has a whole checkpoint.
+
+    Attributes:
+        unusable: why, for each of them, best first.
+    """
+
+    unusable: tuple[str, ...]
+
+
 def find_best_checkpoint(
     directory: JobDirectory,
     history: Sequence[Evaluation],
     best: BestSpec,
     heartbeat: Callable[[], None] = lambda: None,
-) -> BestCheckpoint | None:
+) -> BestCheckpoint | NoBestCheckpoint:
     """The checkpoint of the best evaluation of `history`, with verified checksums.
 
     If it is lost or damaged, the checkpoint of the next best evaluation that still has one, and the reason.
@@ -44,8 +55,8 @@ def find_best_checkpoint(
         best: how evaluations are compared.
         heartbeat: called after each file that was verified.
 
-    Returns:
-        None if no evaluation with a value has a whole checkpoint.
+    Raises:
+        UnreadableCheckpointError: the volume failed.
     """
     generations = list_generations(directory)
     found = {
@@ -59,7 +70,7 @@ def find_best_checkpoint(
             assert isinstance(checkpoint, Checkpoint)
             return BestCheckpoint(checkpoint, evaluation, tuple(unusable))
         unusable.append(f"the checkpoint of step {evaluation.step} {problem}")
-    return None
+    return NoBestCheckpoint(tuple(unusable))
 
 
 def _problem(checkpoint: Checkpoint | Torn | None, heartbeat: Callable[[], None]) -> str | None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotune.errors import SupersededError
+from spotune.errors import JobError, SupersededError
 from spotune_trainer import files
 from spotune_trainer.bucket.checkpoints import claim_generation, newest_generation
 from spotune_trainer.bucket.link import bucket_of
@@ -54,10 +54,26 @@ class ResumeChoice:
     Attributes:
         checkpoint: the newest usable checkpoint; None to start from the beginning.
         skipped: newer committed checkpoints that are torn, newest first.
+        corrupt: newer ones that an earlier attempt to read them found corrupt, newest first.
     """
 
     checkpoint: Checkpoint | None
     skipped: tuple[Torn, ...]
+    corrupt: tuple[CheckpointName, ...] = ()
+
+    def raise_if_all_are_lost(self) -> None:
+        """Do not begin again at step 0, whose first commits would delete what may still be repaired.
+
+        Raises:
+            JobError: there are committed checkpoints, and none can be used.
+        """
+        lost = sorted([*(torn.name for torn in self.skipped), *self.corrupt])
+        if self.checkpoint is None and lost:
+            raise JobError(
+                f"none of the committed checkpoints can be used: {', '.join(map(str, lost))} (the log has the reasons, "
+                "as has `spotune checkpoint verify`). Put back a copy of one, or remove their folders to begin again "
+                "at step 0"
+            )
 
 
 def list_generations(directory: JobDirectory) -> list[Generation]:
@@ -147,18 +163,29 @@ def choose_checkpoint(directory: JobDirectory, corrupt: Iterable[CheckpointName]
     Args:
         directory: the job's folder.
         corrupt: names of checkpoints that an earlier attempt to read them found corrupt; they are left out.
+
+    Raises:
+        JobError: a newer version of spotune has written one that is newer than all that this version can read.
     """
     generations = list_generations(directory)
     corrupt = set(corrupt)
     skipped: list[Torn] = []
+    left_out: list[CheckpointName] = []
     for found in reversed(list_checkpoints(directory.checkpoints)):
-        if found.name in corrupt or not in_lineage(found.name, generations):
+        if not in_lineage(found.name, generations):
             continue
-        if isinstance(found, Checkpoint):
-            return ResumeChoice(found, tuple(skipped))
-        if found.committed:
+        if found.name in corrupt:
+            left_out.append(found.name)
+        elif isinstance(found, Checkpoint):
+            return ResumeChoice(found, tuple(skipped), tuple(left_out))
+        elif found.is_newer:
+            raise JobError(
+                f"a newer version of spotune has written the checkpoint {found.name} ({found.reason}): run that "
+                f"version, or move {found.path} elsewhere to continue without it"
+            )
+        elif found.committed:
             skipped.append(found)
-    return ResumeChoice(None, tuple(skipped))
+    return ResumeChoice(None, tuple(skipped), tuple(left_out))
 
 
 def surviving_steps(directory: JobDirectory) -> list[dict[str, Any]]:

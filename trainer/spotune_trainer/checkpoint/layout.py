@@ -25,8 +25,14 @@ from spotune_trainer.checkpoint.memory.segment import Label
 MANIFEST = "manifest.json"
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8})\.gen-(\d+)")
+_UNKNOWN_FIELD = "unexpected_keyword_argument"
+"""Type of pydantic's error."""
 _MAX_TIME = 253402300799.0
 """The last second of the year 9999."""
+
+
+class NewerManifestError(ValueError):
+    """A manifest has a format or field that this version does not know yet."""
 
 
 def _inside(name: str) -> str:
@@ -129,18 +135,23 @@ class Manifest:
         """The inverse of `to_json`.
 
         Raises:
-            ValueError: the object has another format's version, or is not a manifest.
+            NewerManifestError: the object has the format, or a field, of a newer version.
+            ValueError: the object is not a manifest.
         """
         fields = {to_snake(name): entry for name, entry in value.items()}
         version = fields.pop("format", None)
         if version != FORMAT:
-            raise ValueError(f"manifest of format {version}, this version reads format {FORMAT}")
+            kind = NewerManifestError if isinstance(version, int) and version > FORMAT else ValueError
+            raise kind(f"manifest of format {version}, this version reads format {FORMAT}")
         try:
             fields["evaluations"] = tuple(map(Evaluation.from_json, fields.get("evaluations", ())))
             return _validator().validate_python(fields)
         except ValidationError as error:
             first = error.errors()[0]
-            raise ValueError(f"not a manifest: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+            field = ".".join(map(str, first["loc"]))
+            if all(each["type"] == _UNKNOWN_FIELD for each in error.errors()):
+                raise NewerManifestError(f"manifest with {field}, a field that this version does not know") from error
+            raise ValueError(f"not a manifest: {field}: {first['msg']}") from error
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a manifest: {error}") from error
 
@@ -189,12 +200,14 @@ class Torn:
     Attributes:
         reason: why, for messages.
         committed: whether it was committed once. If not, it is still being written, or a killed worker group left it.
+        is_newer: whether a newer version has written it, which may be able to read it.
     """
 
     path: Path
     name: CheckpointName
     reason: str
     committed: bool = True
+    is_newer: bool = False
 
 
 def rank_file(rank: int) -> str:
@@ -219,7 +232,7 @@ def open_checkpoint(path: Path) -> Checkpoint | Torn:
             return Torn(path, name, "it was never committed (no manifest)", committed=False)
         manifest = Manifest.from_json(value)
     except ValueError as error:
-        return Torn(path, name, str(error))
+        return Torn(path, name, str(error), is_newer=isinstance(error, NewerManifestError))
     in_bucket = files.read_json(path / BUCKET_FILES)
     for entry in manifest.files:
         size = _size(path / entry.name) if in_bucket is None else in_bucket.get(entry.name)

@@ -26,8 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spotune.errors import SpotuneError
+from spotune.errors import InfrastructureError, SpotuneError
 from spotune.job import TrainingSpec
+from spotune_trainer import files
 from spotune_trainer.checkpoint.fragment import EMA, MASTER, SCHEDULE_FREE_BASE, Fragment
 from spotune_trainer.checkpoint.in_bucket.files import BucketFiles, DamagedFileError
 from spotune_trainer.checkpoint.layout import Checkpoint, FileEntry
@@ -39,8 +40,10 @@ _LENGTH = struct.Struct("<Q")
 """What a safetensors file begins with: the length of its header."""
 _CHUNK_ELEMENTS = 1 << 24
 """64 MiB: the pinned host buffer of each thread, for data on its way to a device."""
-_INVALID_HEADER = (OSError, OverflowError, MemoryError, ValueError, KeyError, TypeError, AttributeError, struct.error)
-"""What a header raises that cannot be read, or that is damaged."""
+_INVALID_HEADER = (*files.INVALID_CONTENT, struct.error)
+"""What a damaged header raises."""
+_MISSING = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
+"""What is raised if there is no such file. Any other OSError says nothing about the file, only about the volume."""
 _READER_THREADS = 4
 """A single thread would wait for each response of the volume and for each copy to a device."""
 
@@ -56,6 +59,10 @@ class CorruptCheckpointError(SpotuneError):
     def __reduce__(self) -> tuple[type[CorruptCheckpointError], tuple[str, str]]:
         """Pickle by the arguments of the constructor: ranks send this error to the driver."""
         return type(self), (self.checkpoint, self.reason)
+
+
+class UnreadableCheckpointError(InfrastructureError):
+    """The volume failed while a checkpoint was read. The checkpoint may be whole, so it is tried again."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +101,7 @@ def verify(checkpoint: Checkpoint, entries: Iterable[FileEntry] | None = None) -
 
     Raises:
         CorruptCheckpointError: a file is missing, truncated or changed. It names the first such file.
+        UnreadableCheckpointError: the volume failed.
     """
     for entry in checkpoint.manifest.files if entries is None else entries:
         found = _digest(checkpoint, entry)
@@ -129,6 +137,8 @@ def fetch(
 class CheckpointReader:
     """Random access to the fragments of one checkpoint.
 
+    All that reads raises UnreadableCheckpointError if the volume fails.
+
     Args:
         checkpoint: the checkpoint.
         segments: segments of shared memory that hold some of its files, by the name of the file.
@@ -146,14 +156,14 @@ class CheckpointReader:
         self._headers = headers
         self._stored: dict[tuple[str, str], list[_StoredRange]] = defaultdict(list)
         for entry in checkpoint.manifest.files:
-            for parameter, state, stored in self._read_header(entry.name):
+            for parameter, state, stored in self._read_header(entry):
                 self._stored[parameter, state].append(stored)
 
     def read(self, parameter: str, state: str, offset: int, out: Tensor) -> None:
         """Copy elements [offset, offset + out.numel()) of a parameter's state into the 1-D fp32 tensor `out`.
 
         Raises:
-            CorruptCheckpointError: the files do not cover that range, or cannot be read.
+            CorruptCheckpointError: the files do not cover that range, or are missing or too short.
         """
         self._execute(self._plan(parameter, state, offset, out))
 
@@ -161,7 +171,7 @@ class CheckpointReader:
         """Fill the states of the fragments in place.
 
         Raises:
-            CorruptCheckpointError: the files do not cover a fragment, or cannot be read.
+            CorruptCheckpointError: the files do not cover a fragment, or are missing or too short.
         """
         # In this order each file is read roughly from front to back.
         self._execute(sorted(self._plan_all(fragments), key=lambda read: (read.file, read.position)))
@@ -210,52 +220,78 @@ class CheckpointReader:
             try:
                 for each in pending:
                     each.result()
-            except CorruptCheckpointError:
+            except SpotuneError:
                 threads.shutdown(cancel_futures=True)
                 raise
 
     def _open(self, file: str, opened: ExitStack) -> _Source:
         """Open a file, or the segment that holds its bytes; `opened` closes it."""
         segment = self._segments.get(file)
-        if segment is not None:
-            return _Source(opened.enter_context(segment.open()).fileno(), LABEL_BYTES)
         try:
+            if segment is not None:
+                return _Source(opened.enter_context(segment.open()).fileno(), LABEL_BYTES)
             return _Source(opened.enter_context((self.checkpoint.path / file).open("rb", buffering=0)).fileno(), 0)
         except OSError as error:
-            raise self._corrupt(f"{file} cannot be read: {error}") from error
+            raise self._failure(file, error) from error
 
     def _read(self, read: _Read, source: _Source, pinned: _PinnedBuffer) -> None:
         try:
             _read_into(read.out, source.descriptor, source.start + read.position, pinned)
-        except OSError as error:
+        except EOFError as error:
             raise self._corrupt(f"{read.file} cannot be read: {error}") from error
+        except OSError as error:
+            raise self._failure(read.file, error) from error
 
-    def _read_header(self, file: str) -> list[tuple[str, str, _StoredRange]]:
+    def _read_header(self, entry: FileEntry) -> list[tuple[str, str, _StoredRange]]:
         """Parameter, state and range of every tensor in a file."""
         try:
-            encoded = self._header_json(file)
+            encoded = self._header_json(entry)
             start = _LENGTH.size + len(encoded)
-            return [_stored_tensor(file, start, name, value) for name, value in json.loads(encoded).items()]
+            return [_stored_tensor(entry, start, name, value) for name, value in json.loads(encoded).items()]
         except _INVALID_HEADER as error:
-            raise self._corrupt(f"{file} cannot be read: {error}") from error
+            raise self._corrupt(f"{entry.name} cannot be read: {error}") from error
+        except OSError as error:
+            raise self._failure(entry.name, error) from error
 
-    def _header_json(self, file: str) -> bytes:
-        if file in self._headers and file not in self._segments:
-            return self._headers[file][_LENGTH.size :]
+    def _header_json(self, entry: FileEntry) -> bytes:
+        if entry.name in self._headers and entry.name not in self._segments:
+            return self._headers[entry.name][_LENGTH.size :]
         with ExitStack() as opened:
-            source = self._open(file, opened)
+            source = self._open(entry.name, opened)
             (length,) = _LENGTH.unpack(os.pread(source.descriptor, _LENGTH.size, source.start))
+            if length > entry.size:  # before memory is allocated for it
+                raise ValueError(f"its header has {length} bytes, and the file {entry.size}")
             return os.pread(source.descriptor, length, source.start + _LENGTH.size)
+
+    def _failure(self, file: str, error: OSError) -> SpotuneError:
+        """The error of a failed read. If it was of a segment, the file is wanted from the volume, as if damaged."""
+        if file in self._segments:
+            return self._corrupt(f"{file} cannot be read: {error}")
+        return _read_failure(self.checkpoint, file, error)
 
     def _corrupt(self, reason: str) -> CorruptCheckpointError:
         return CorruptCheckpointError(str(self.checkpoint.name), reason)
 
 
-def _stored_tensor(file: str, data: int, name: str, value: Any) -> tuple[str, str, _StoredRange]:
-    """Parameter, state and range of an entry of a header; `data` is the byte at which the data begins."""
+def _read_failure(checkpoint: Checkpoint, file: str, error: OSError) -> SpotuneError:
+    """The error of a failed read of the volume: a file that is not there is lost, any other may be whole."""
+    if isinstance(error, _MISSING):
+        return CorruptCheckpointError(str(checkpoint.name), f"{file} cannot be read: {error}")
+    reason = error.strerror or error
+    return UnreadableCheckpointError(f"{checkpoint.path / file} cannot be read ({reason}): is the volume available?")
+
+
+def _stored_tensor(entry: FileEntry, data: int, name: str, value: Any) -> tuple[str, str, _StoredRange]:
+    """Parameter, state and range of a tensor by its entry in the header; `data` is the byte at which the data begins.
+
+    Raises:
+        ValueError: it lies outside of the file, or the name or entry is invalid in another way.
+    """
     parameter, offset, state = name.rsplit("|", 2)
     start, end = value["data_offsets"]
-    return parameter, state, _StoredRange(file, data + start, int(offset), (end - start) // _ELEMENT_BYTES)
+    if not 0 <= start <= end <= entry.size - data:
+        raise ValueError(f"{name} lies outside of the file")
+    return parameter, state, _StoredRange(entry.name, data + start, int(offset), (end - start) // _ELEMENT_BYTES)
 
 
 def read_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -318,7 +354,7 @@ def _digest(checkpoint: Checkpoint, entry: FileEntry) -> str:
         with (checkpoint.path / entry.name).open("rb", buffering=0) as file:
             return checksum(file)
     except OSError as error:
-        raise CorruptCheckpointError(str(checkpoint.name), f"{entry.name} cannot be read: {error}") from error
+        raise _read_failure(checkpoint, entry.name, error) from error
 
 
 class _PinnedBuffer(threading.local):
@@ -337,7 +373,8 @@ def _read_into(out: Tensor, descriptor: int, position: int, pinned: _PinnedBuffe
     """Fill a 1-D fp32 tensor on any device with the bytes of a file from `position` on.
 
     Raises:
-        OSError: the file cannot be read, or is too short.
+        EOFError: the file is too short.
+        OSError: it cannot be read.
     """
     for chunk in torch.split(out, _CHUNK_ELEMENTS):
         host = chunk if chunk.device.type == "cpu" else pinned(chunk.numel())
@@ -346,7 +383,7 @@ def _read_into(out: Tensor, descriptor: int, position: int, pinned: _PinnedBuffe
         while block:
             count = os.preadv(descriptor, [block], position)
             if count == 0:
-                raise OSError(f"it ends at byte {position}")
+                raise EOFError(f"it ends at byte {position}")
             block, position = block[count:], position + count
         if host is not chunk:
             chunk.copy_(host)

@@ -118,6 +118,10 @@ def write_tensors(folder: Path, rank: int, sizes: Sequence[tuple[str, int]], ten
         tensors: the tensors in the same order; each is taken from the iterator after the previous one was written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    ok = folder / rank_ok(rank)
+    if ok.exists():  # of an earlier try, which rank 0 would take for the file that is written now
+        ok.unlink()
+        files.fsync_directory(folder)
     header = file_header(sizes)
     path = folder / rank_file(rank)
     try:
@@ -126,7 +130,7 @@ def write_tensors(folder: Path, rank: int, sizes: Sequence[tuple[str, int]], ten
         path.unlink(missing_ok=True)
         raise
     entry = FileEntry(path.name, len(header) + 4 * sum(elements for _, elements in sizes), checksum)
-    files.write_json(folder / rank_ok(rank), {"name": entry.name, "size": entry.size, "xxh3": entry.xxh3})
+    files.write_json(ok, {"name": entry.name, "size": entry.size, "xxh3": entry.xxh3})
     return entry
 
 

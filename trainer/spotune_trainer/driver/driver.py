@@ -158,6 +158,7 @@ class Driver:
         choice = choose_checkpoint(self.directory, self._skipped_checkpoints)
         for skipped in choice.skipped:
             self._skip_checkpoint(skipped.name, skipped.reason)
+        choice.raise_if_all_are_lost()
         plan = plan_run(self.job, self.directory, choice.checkpoint, self._worker_memory_bytes)
         plan_seconds = time.monotonic() - started
         self._planned_minimum = plan.min_world_size
@@ -169,8 +170,7 @@ class Driver:
         if not is_newest(self.directory, choice.checkpoint, self._skipped_checkpoints):
             return False
         task = self._claim(choice.checkpoint, plan, world_size, plan_seconds)
-        agents = self.dependencies.agents
-        return self._finish_group(task, plan, world_size, lambda: agents.run_group(task, world_size))
+        return self._finish_group(task, plan, world_size, lambda: self.dependencies.agents.run_group(task, world_size))
 
     def _finish_left_group(self, adoption: Adoption, group: FoundGroup) -> bool:
         """Wait for the worker group of an earlier driver, and handle its result. Returns True once it is trained."""
@@ -387,7 +387,7 @@ class Driver:
             return
         self._skipped_checkpoints.add(name)
         self.ledger.append("checkpoint-skipped", checkpoint=str(name), reason=reason)
-        message = f"checkpoint {name} cannot be used ({reason}); resuming from the previous one"
+        message = f"checkpoint {name} cannot be used ({reason}); it is skipped"
         logger.warning(message)
         self.status.update(message=message)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotune.job.training.metric import is_harness_metric, metric_name
-from spotune_trainer.checkpoint.best import find_best_checkpoint
+from spotune_trainer.checkpoint.best import BestCheckpoint, find_best_checkpoint
 from spotune_trainer.checkpoint.evaluations import (
     Evaluation,
     best_evaluation,
@@ -153,14 +153,17 @@ class Evaluations:
         if best is None or self.context.job.spec.output.export == "last" or found is None or found.step == last.step:
             return ExportChoice(opened)
         usable = find_best_checkpoint(self.context.directory, self.history, best, self.context.reporter.heartbeat)
-        if usable is None:
-            reason = f"the checkpoint of step {found.step}, the best, cannot be used; the last one is exported"
-            return ExportChoice(opened, problem=reason)
         problem: str | None = None
         if usable.unusable:
-            problem = f"{usable.unusable[0]}; the next best is exported, of step {usable.checkpoint.name.step}"
+            if isinstance(usable, BestCheckpoint):
+                exported = f"the next best is exported, of step {usable.checkpoint.name.step}"
+            else:
+                exported = "the last one is exported"
+            problem = f"{usable.unusable[0]}; {exported}"
             logger.warning("%s", problem)
             self.context.reporter.record_event("best-unusable", step=found.step, reason=problem)
+        if not isinstance(usable, BestCheckpoint):
+            return ExportChoice(opened, problem=problem)
         is_last = usable.checkpoint.name.step == last.step
         return ExportChoice(usable.checkpoint, None if is_last else usable.evaluation, problem)
 
