@@ -65,9 +65,7 @@ class Embedding:
         positions = torch.arange(batch.of_step.first, batch.of_step.first + count, device=own.device)
         of_step = batch.of_step.values.view(-1, texts, width).index_copy(0, positions, own)
         documents = of_step[:, 1:].transpose(0, 1).flatten(0, 1)
-        if (
-            not torch.is_grad_enabled()
-        ):  # in an evaluation the step is all of its samples: score only those of the batch
+        if not torch.is_grad_enabled():  # the step of an evaluation is all its samples, too many to score in each batch
             scores = own[:, 0] @ documents.T / self._temperature
             loss = functional.cross_entropy(scores, positions, reduction="sum")
             return LossSums((loss,), _statistics(scores, positions))
