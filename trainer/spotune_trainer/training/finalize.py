@@ -91,6 +91,7 @@ def finalize(
             {"steps": summary["steps"]},
             step=step,
             before_replacing=lambda: raise_if_superseded(context.directory, context.task.generation),
+            heartbeat=context.reporter.heartbeat,
         )
     sha256 = export_model(
         read_trained_weights(chosen.checkpoint, context.job.spec.training),
@@ -100,6 +101,7 @@ def finalize(
         step=step,
         keep_previous=True,
         before_replacing=lambda: raise_if_superseded(context.directory, context.task.generation),
+        heartbeat=context.reporter.heartbeat,
     )
     upload_exports(context.directory, context.reporter.heartbeat)
     context.reporter.update(exportStep=step, exportProblem=chosen.problem)
