@@ -55,6 +55,18 @@ class CountsHeartbeats(Worker):
         self.reporter.heartbeat = lambda: next(self.beats)  # type: ignore[method-assign, assignment]
 
 
+def test_rates_count_the_wait_for_data_but_no_evaluation_and_no_checkpoint() -> None:
+    times = {"seconds": 9.0, "productiveSeconds": 0.4, "dataWaitSeconds": 0.1}
+    summary = summarize_steps([record(1, mfu=0.5, **times), record(2, mfu=0.2, seconds=0.25)], SCHEDULE)
+    assert (summary["tokensPerSecond"], summary["samplesPerSecond"]) == (266.7, 10.7)
+    assert summary["mfu"] == pytest.approx(0.4), "of an older line, the whole time counts"
+
+
+def test_without_a_finite_loss_there_is_no_mean_loss() -> None:
+    assert summarize_steps([record(1, loss=None), record(2)], SCHEDULE)["trainLoss"] == 2.0
+    assert summarize_steps([record(1, loss=None)], SCHEDULE)["trainLoss"] is None
+
+
 @pytest.mark.slow
 def test_an_export_that_makes_progress_is_no_hang(runs: Runs) -> None:
     directory = runs.empty("export-heartbeats")

@@ -33,7 +33,7 @@ from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.export.model_card import model_card
 from spotune_trainer.export.to_bucket import upload_exports, upload_model_card
 from spotune_trainer.job_directory.status import Phase
-from spotune_trainer.observability.progress import label_tokens_of, tokens_of
+from spotune_trainer.observability.progress import label_tokens_of, tokens_of, training_seconds_of
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.evaluations import Evaluations
 
@@ -217,6 +217,8 @@ def _shortened(prediction: Prediction) -> dict[str, Any]:
 def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: Schedule) -> dict[str, Any]:
     """Summary of the steps that led to the model: their number, samples, mean loss, and rates while training.
 
+    The time of evaluations and the wait for checkpoints do not count for the rates; the wait for data does.
+
     Args:
         records: one for each step, as in `steps.jsonl`. Older files have label tokens only: `tokens` is then None, and
             the rate is that of the newer steps.
@@ -225,11 +227,11 @@ def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: Schedule) ->
     steps = len(records)
     samples = schedule.samples_before(steps)
     by_source = schedule.samples_by_source(steps)
-    seconds = sum(record["seconds"] for record in records)
-    counted = [(tokens, record["seconds"]) for record in records if (tokens := tokens_of(record)) is not None]
+    seconds = sum(map(training_seconds_of, records))
+    counted = [(tokens, training_seconds_of(record)) for record in records if (tokens := tokens_of(record)) is not None]
     counted_tokens, counted_seconds = sum(tokens for tokens, _ in counted), sum(seconds for _, seconds in counted)
     losses = [record["loss"] for record in records if record["loss"] is not None]
-    measured = [(record["mfu"], record["seconds"]) for record in records if record["mfu"] is not None]
+    measured = [(record["mfu"], training_seconds_of(record)) for record in records if record["mfu"] is not None]
     measured_seconds = sum(seconds for _, seconds in measured)
     return {
         "steps": steps,
@@ -237,7 +239,7 @@ def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: Schedule) ->
         **({"samplesBySource": by_source} if by_source else {}),
         "tokens": counted_tokens if len(counted) == steps else None,
         "labelTokens": sum(label_tokens_of(record) for record in records),
-        "trainLoss": sum(losses) / max(len(losses), 1),
+        "trainLoss": sum(losses) / len(losses) if losses else None,
         "tokensPerSecond": round(counted_tokens / counted_seconds, 1) if counted_seconds else None,
         "samplesPerSecond": round(samples / seconds, 1) if seconds else None,
         "mfu": round(sum(mfu * seconds for mfu, seconds in measured) / measured_seconds, 4)
