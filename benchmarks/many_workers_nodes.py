@@ -191,6 +191,7 @@ class _Ranks:
             labelTokens=256 * self._world_size,
             seconds=seconds,
             productiveSeconds=seconds,
+            dataWaitSeconds=0.0,
             worldSize=self._world_size,
             samples="0123456789abcdef",
             skipped=False,

@@ -85,7 +85,6 @@ def decide(
     *,
     now: float,
     can_use_less_memory: bool,
-    gpu_hours: float = 0.0,
 ) -> Retry | GiveUp:
     """Decide what to do after the last of ``failures``.
 
@@ -95,18 +94,22 @@ def decide(
         now: Current time on the clock of ``Failure.time``. Time since the failure is subtracted from the backoff.
         can_use_less_memory: Whether a layout with less memory exists for the last attempt, for example because its
             micro-batch has more than one sample and is not fixed by `execution.reproducible`.
-        gpu_hours: GPU hours used by all attempts so far.
     """
     last = failures[-1]
     streak = failures_without_progress(failures)
-    if 0 < policy.max_gpu_hours <= gpu_hours:
-        used = f"{gpu_hours:.1f} GPU hours used, retry.maxGpuHours is {policy.max_gpu_hours:g}"
-        return GiveUp(f"{used}: raise it to continue from the last checkpoint", JobError.exit_code)
     if last.cause is FailureCause.OUT_OF_MEMORY:
         return _after_out_of_memory(last, can_use_less_memory=can_use_less_memory)
     backoff = backoff_seconds(len(streak) - 1, policy.backoff.initial.seconds, policy.backoff.max.seconds)
     waited = max(0.0, now - last.time)
     return _give_up_over_limit(streak, policy) or Retry(max(0.0, backoff - waited))
+
+
+def when_gpu_hours_are_used(gpu_hours: float, policy: RetrySpec) -> GiveUp | None:
+    """Give up if all attempts together used as many GPU hours as ``maxGpuHours`` allows; else None."""
+    if not 0 < policy.max_gpu_hours <= gpu_hours:
+        return None
+    used = f"{gpu_hours:.1f} GPU hours used, retry.maxGpuHours is {policy.max_gpu_hours:g}"
+    return GiveUp(f"{used}: raise it to continue from the last checkpoint", JobError.exit_code)
 
 
 def backoff_seconds(retries_before: int, initial: float, maximum: float) -> float:

@@ -15,6 +15,7 @@ from spotune.retry import (
     Retry,
     decide,
     failures_without_progress,
+    when_gpu_hours_are_used,
 )
 from spotune.units.durations import Duration
 
@@ -117,13 +118,12 @@ def test_out_of_memory_with_one_sample_is_given_up_with_what_to_do() -> None:
     assert decision.reason.endswith(": CUDA out of memory")
 
 
-def test_spent_gpu_hours_end_the_job_even_after_a_preemption() -> None:
-    failures = [Failure(FailureCause.PREEMPTED, 5, time=0.0)]
-    assert decide(failures, POLICY, now=0, can_use_less_memory=False, gpu_hours=99.9) == Retry(0)
-    assert decide(failures, POLICY, now=0, can_use_less_memory=False, gpu_hours=100) == GiveUp(
+def test_spent_gpu_hours_end_the_job() -> None:
+    assert when_gpu_hours_are_used(99.9, POLICY) is None
+    assert when_gpu_hours_are_used(100, POLICY) == GiveUp(
         "100.0 GPU hours used, retry.maxGpuHours is 100: raise it to continue from the last checkpoint", 20
     )
-    assert decide(failures, RetrySpec(), now=0, can_use_less_memory=False, gpu_hours=1e9) == Retry(0)
+    assert when_gpu_hours_are_used(1e9, RetrySpec()) is None
 
 
 @given(st.lists(st.integers(0, 20), min_size=1))

@@ -146,3 +146,11 @@ def test_an_existing_directory_is_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not empty"), files.new_directory(tmp_path / "folder"):
         pass
     assert [path.name for path in tmp_path.rglob("*")] == ["folder", "mine"]
+
+
+def test_each_file_that_is_made_durable_is_a_heartbeat(tmp_path: Path) -> None:
+    beats: list[None] = []
+    with files.replacing_directory(tmp_path / "folder", lambda: None, lambda: beats.append(None)) as folder:
+        for name in ("a", "b", "c"):
+            (folder / name).touch()
+    assert len(beats) == 3

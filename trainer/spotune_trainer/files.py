@@ -68,13 +68,14 @@ def fsync_directory(path: Path) -> None:
     _fsync(path, os.O_RDONLY | os.O_DIRECTORY)
 
 
-def fsync_tree(path: Path) -> None:
-    """Make the whole tree of the directory `path` durable."""
+def fsync_tree(path: Path, heartbeat: Callable[[], None] = lambda: None) -> None:
+    """Make the whole tree of the directory `path` durable. `heartbeat` is called after each file and directory."""
     for each in path.rglob("*"):
         if each.is_dir():
             fsync_directory(each)
         else:
             fsync_file(each)
+        heartbeat()
     fsync_directory(path)
 
 
@@ -90,17 +91,20 @@ def new_directory(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replacing_directory(path: Path, before_replacing: Callable[[], None]) -> Iterator[Path]:
+def replacing_directory(
+    path: Path, before_replacing: Callable[[], None], heartbeat: Callable[[], None] = lambda: None
+) -> Iterator[Path]:
     """As `new_directory`, and replaces a directory at `path`. A kill leaves the old one, the new one, or none.
 
     Args:
         path: the directory.
         before_replacing: called once the new one is durable; if it raises, nothing is replaced.
+        heartbeat: called after each file is made durable.
     """
     _remove_abandoned(path)
     with _temporary_directory(path) as temporary:
         yield temporary
-        fsync_tree(temporary)
+        fsync_tree(temporary, heartbeat)
         before_replacing()
         if path.exists():
             with _temporary_directory(path) as old:

@@ -61,6 +61,7 @@ def step_record(generation: int, step: int) -> StepRecord:
         labelTokens=60,
         seconds=0.5,
         productiveSeconds=0.4,
+        dataWaitSeconds=0.1,
         worldSize=2,
         samples="00000000000000ff",
         mfu=None,

@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -164,7 +167,7 @@ def test_a_failing_export_leaves_the_old_one(
     job = make_job(sources["seq2seq"])
     old = export_model(trained(job), job, tmp_path / "export", FIGURES)
 
-    def fail(directory: Path) -> str:
+    def fail(directory: Path, heartbeat: Callable[[], None]) -> str:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(export_module, "weights_sha256", fail)
@@ -172,6 +175,37 @@ def test_a_failing_export_leaves_the_old_one(
         export_model(trained(job, seed=1), job, tmp_path / "export", FIGURES)
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
     assert weights_sha256(tmp_path / "export") == old
+
+
+def test_an_export_reports_each_tensor_and_each_file(
+    sources: dict[Task, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`save_pretrained` reports nothing: the export reports that files grow."""
+    job = make_job(sources["seq2seq"])
+    beats, beat, save = count(), Event(), PreTrainedModel.save_pretrained
+    before_saving = after_saving = 0
+
+    def heartbeat() -> None:
+        next(beats)
+        beat.set()
+
+    def save_slowly(model: PreTrainedModel, directory: str, **options: Any) -> None:
+        nonlocal before_saving, after_saving
+        before_saving = next(beats)
+        for size in (1, 2):
+            beat.clear()
+            (Path(directory) / "part").write_bytes(bytes(size))
+            assert beat.wait(30), "no heartbeat although a file has grown"
+        (Path(directory) / "part").unlink()
+        save(model, directory, **options)
+        after_saving = next(beats)
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", save_slowly)
+    parameters = trained(job)
+    export_model(parameters, job, tmp_path / "export", FIGURES, heartbeat=heartbeat)
+    assert before_saving >= len(parameters)
+    saved = len(list((tmp_path / "export").iterdir()))
+    assert next(beats) - after_saving > saved, "each file that is made durable, and the hash"
 
 
 def test_an_export_replaces_the_old_one_and_leftovers_of_a_kill(sources: dict[Task, Path], tmp_path: Path) -> None:

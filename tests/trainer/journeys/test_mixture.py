@@ -16,7 +16,7 @@ from tests.trainer.support.runs import Layout, Runs, sample_hashes, train_genera
 pytestmark = pytest.mark.slow
 
 
-def mixture_job(runs: Runs) -> FinetuneJob:
+def mixture_job(runs: Runs, **training: Any) -> FinetuneJob:
     mixture: list[dict[str, Any]] = []
     for seed, (name, rows) in enumerate({"sql": 40, "chat": 20}.items()):
         folder = runs.root / f"journey-{name}"
@@ -24,7 +24,8 @@ def mixture_job(runs: Runs) -> FinetuneJob:
             write_shards(folder, "seq2seq", rows, seed)
         mixture.append({"name": name, "train": {"source": str(folder)}, "weight": 3 - 2 * seed})
     evaluated = {"train": None, "mixture": mixture, "eval": {"fraction": 0.1}}
-    return runs.job(dataset=evaluated, training={"epochs": None, "maxSteps": 8, "evaluation": {"everySteps": 4}})
+    values = {"epochs": None, "maxSteps": 8, "evaluation": {"everySteps": 4}}
+    return runs.job(dataset=evaluated, training=values | training)
 
 
 def trained(runs: Runs, layout: Layout) -> tuple[JobDirectory, dict[str, Any]]:
@@ -59,3 +60,16 @@ def test_result_has_the_samples_and_the_evaluation_of_each_source(runs: Runs) ->
     assert of_two["samplesBySource"] == summary["samplesBySource"]
     for name, scores in of_two["evalBySource"].items():
         assert scores["loss"] == pytest.approx(by_source[name]["loss"], rel=1e-5)
+
+
+def test_evaluation_of_each_source_is_that_of_the_exported_checkpoint(runs: Runs) -> None:
+    directory = runs.empty("mixture-best")
+    rising = {"learningRate": 1.0, "scheduler": "constant_with_warmup", "warmupSteps": 5}  # the loss rises after step 4
+    evaluation = {"everySteps": 4, "best": {"metric": "loss"}}
+    summary = train_generation(directory, mixture_job(runs, **rising, evaluation=evaluation), Layout(1, 0)).summary
+    events = [event for event in files.read_lines(directory.generation_logs(1).events) if event["event"] == "evaluated"]
+    assert summary["exportStep"] == 4 < summary["steps"]
+    assert summary["evalBySource"] == events[0]["evalBySource"] != events[1]["evalBySource"]
+    progress = files.read_json(directory.generation_logs(1).progress)
+    assert progress is not None
+    assert progress["evalBySource"] == summary["evalBySource"]

@@ -61,6 +61,6 @@ def test_waiting_for_items_counts_apart_from_working_on_them() -> None:
     with stopwatch.measure(Part.PRODUCTIVE):
         for number in stopwatch.measure_each(Part.DATA_WAIT, clock.items(3, seconds=0.25)):
             clock.now += 1 + number
-            laps.append(stopwatch.productive_lap())
-    assert laps == [1, 2, 3]
+            laps.append((stopwatch.lap(Part.PRODUCTIVE), stopwatch.lap(Part.DATA_WAIT)))
+    assert laps == [(1, 0.25), (2, 0.25), (3, 0.25)]
     assert stopwatch.seconds() == {Part.PRODUCTIVE: 6.0, Part.DATA_WAIT: 0.75}

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
 
+from spotune_trainer import files
+from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.data.schedule import SampleSchedule
 from spotune_trainer.training.finalize import summarize_steps
+from spotune_trainer.training.worker import TrainResult, Worker
+from tests.trainer.support.runs import Layout, Runs, committed, train_generation
 
 SCHEDULE = SampleSchedule([10], 4, seed=0)  # steps of 4, 4 and 2 samples
 
@@ -34,3 +39,39 @@ def test_mfu_is_the_time_weighted_mean_of_the_measured_steps() -> None:
     summary = summarize_steps([record(1, mfu=0.5, seconds=1.0), record(2, mfu=0.2, seconds=2.0), record(3)], SCHEDULE)
     assert summary["mfu"] == pytest.approx(0.3)
     assert summarize_steps([record(1)], SCHEDULE)["mfu"] is None
+
+
+class CountsHeartbeats(Worker):
+    """Writes how many heartbeats the export sends, which begins with the release of the engine."""
+
+    def train(self) -> TrainResult:
+        result = super().train()
+        files.write_json(self.context.directory.root / "beats.json", {"count": next(self.beats)})
+        return result
+
+    def release(self) -> None:
+        super().release()
+        self.beats = count()
+        self.reporter.heartbeat = lambda: next(self.beats)  # type: ignore[method-assign, assignment]
+
+
+def test_rates_count_the_wait_for_data_but_no_evaluation_and_no_checkpoint() -> None:
+    times = {"seconds": 9.0, "productiveSeconds": 0.4, "dataWaitSeconds": 0.1}
+    summary = summarize_steps([record(1, mfu=0.5, **times), record(2, mfu=0.2, seconds=0.25)], SCHEDULE)
+    assert (summary["tokensPerSecond"], summary["samplesPerSecond"]) == (266.7, 10.7)
+    assert summary["mfu"] == pytest.approx(0.4), "of an older line, the whole time counts"
+
+
+def test_without_a_finite_loss_there_is_no_mean_loss() -> None:
+    assert summarize_steps([record(1, loss=None), record(2)], SCHEDULE)["trainLoss"] == 2.0
+    assert summarize_steps([record(1, loss=None)], SCHEDULE)["trainLoss"] is None
+
+
+@pytest.mark.slow
+def test_an_export_that_makes_progress_is_no_hang(runs: Runs) -> None:
+    directory = runs.empty("export-heartbeats")
+    job = runs.job(training={"epochs": None, "maxSteps": 3})
+    result = train_generation(directory, job, Layout(1, 0), CountsHeartbeats)
+    beats = files.read_json(directory.root / "beats.json")
+    assert beats is not None
+    assert beats["count"] > len(read_parameters(committed(directory, result.summary["steps"])))

@@ -29,7 +29,7 @@ from spotune_trainer.bucket.checkpoints import newest_generation
 from spotune_trainer.bucket.client import Bucket
 from spotune_trainer.checkpoint.memory.digests import checksum
 from spotune_trainer.commands.environment import FIELD
-from spotune_trainer.training_functions.repeating import repeating
+from spotune_trainer.observability.repeating import repeating
 
 logger = logging.getLogger("spotune.worker")
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedError, SupersededError
+from spotune.errors import JobError, SpotuneError, StoppedError, SupersededError
 from spotune.fingerprint import changed_fields
 from spotune.job import FinetuneJob
 from spotune.plan.checkpoint_interval import seconds_to_preemption
 from spotune.resize.leaving import DEFAULT_PATIENCE_SECONDS, Leave
-from spotune.retry import FailureCause, GiveUp, decide
+from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import (
     choose_checkpoint,
@@ -34,6 +34,7 @@ from spotune_trainer.driver.bucket import DriverBucket
 from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
 from spotune_trainer.driver.results import write_result
+from spotune_trainer.driver.retrying import raise_if_gpu_hours_are_used, retry_after_failure
 from spotune_trainer.driver.status_publisher import StatusPublisher
 from spotune_trainer.driver.world_size.node_watch import NodeWatch
 from spotune_trainer.driver.world_size.resizing import Resizing, RunningGroup, replacement_times
@@ -112,6 +113,7 @@ class Driver:
         self._patience_seconds = DEFAULT_PATIENCE_SECONDS
         self._enough: int | None = None
         self._planned_minimum = 1
+        self._is_resized = False  # the last group has left for one of another size, which is no new attempt
         self._replacements = replacement_times(self.ledger)
 
     def run(self) -> None:
@@ -152,6 +154,8 @@ class Driver:
     def _run_generation(self) -> bool:
         """Run one worker group, from plan to result. Returns True once the model is trained."""
         self._reload_job()
+        if not self._is_resized:
+            raise_if_gpu_hours_are_used(self.job, self.ledger)
         world_size = self._wait_for_workers()  # before the plan, which needs the memory of a worker
         started = time.monotonic()
         self._bucket.refresh()
@@ -310,6 +314,7 @@ class Driver:
 
     def _handle_result(self, result: GroupResult, plan: RunPlan, task: WorkerTask, watch: NodeWatch) -> bool:
         """Act on the result of a worker group. Returns True once the model is trained."""
+        self._is_resized = isinstance(result, Yielded) and not watch.preempted
         match result:
             case Trained(summary):
                 trained = self.job
@@ -326,7 +331,7 @@ class Driver:
             case Stopped():
                 self.ledger.append("notice", generation=task.generation, step=self._last_step(task))
                 raise StoppedError("stopped on request; the state is committed, and the same command resumes from it")
-            case Yielded() if not watch.preempted:
+            case Yielded() if self._is_resized:
                 self.ledger.append("left", generation=task.generation, step=self._last_step(task))
                 self._patience_seconds = 0.0  # the number of slots is known: do not wait for more
             case Yielded():
@@ -362,17 +367,7 @@ class Driver:
         logger.warning("generation %d ended at step %d (%s): %s", task.generation, step, cause, message)
         self.status.update(Phase.WAITING_FOR_WORKERS, restarts=self.ledger.restarts(), message=message)
         self._reload_job()
-        gpu_hours = self.ledger.worker_seconds() / 3600 if self.job.spec.workers.gpus else 0.0
-        decision = decide(
-            self.ledger.failures_since_change() or self.ledger.failures()[-1:],  # the job may change meanwhile
-            self.job.spec.retry,
-            now=time.time(),
-            can_use_less_memory=plan.can_use_less_memory and self.job.spec.execution.reproducible == "none",
-            gpu_hours=gpu_hours,
-        )
-        if isinstance(decision, GiveUp):
-            kind = JobError if decision.exit_code == JobError.exit_code else InfrastructureError
-            raise kind(decision.reason)
+        decision = retry_after_failure(self.job, self.ledger, plan)
         if decision.use_less_memory:
             save_plan(self.directory, plan.use_less_memory(step))
         deadline = self.dependencies.clock() + decision.after_seconds

@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,12 +28,14 @@ from spotune_trainer.export.model_card import model_card
 from spotune_trainer.models.decoding import generation_config_with_special_tokens
 from spotune_trainer.models.lora import attach_trained_adapter
 from spotune_trainer.models.pretrained import build_model, build_on_meta_device, load_tokenizer, no_progress_bars
+from spotune_trainer.observability.repeating import repeating
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _HASH_BLOCK_BYTES = 16 << 20
 _MAX_SHARD_SIZE = "50GB"  # transformers' own default
+_POLL_SECONDS = 0.5
 
 
 def export_model(
@@ -45,6 +48,7 @@ def export_model(
     step: int | None = None,
     keep_previous: bool = False,
     before_replacing: Callable[[], None] = lambda: None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> str:
     """Write the model with its tokenizer, generation configuration and model card to the directory `output`.
 
@@ -60,6 +64,8 @@ def export_model(
             kept: those of earlier steps are deleted.
         before_replacing: called when the export is written, before it takes its place; what it raises leaves the old
             export.
+        heartbeat: called after each tensor, while files grow, and after each block that is hashed and each file that
+            is made durable. While files grow, another thread calls it.
 
     Returns:
         SHA-256, in hex, over the contents of the weight files in the order of their names.
@@ -71,11 +77,11 @@ def export_model(
     _remove_unfinished_exports(output)
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        _write(parameters, job, temporary, max_shard_size, step)
-        sha256 = weights_sha256(temporary)
+        _write(parameters, job, temporary, max_shard_size, step, heartbeat)
+        sha256 = weights_sha256(temporary, heartbeat)
         card = model_card(job, {**result, "exportSha256": sha256})
         files.write_text(temporary / "README.md", card)
-        files.fsync_tree(temporary)
+        files.fsync_tree(temporary, heartbeat)
         before_replacing()
         if keep_previous:
             _rename_previous(output, step)
@@ -87,32 +93,62 @@ def export_model(
     return sha256
 
 
-def weights_sha256(directory: Path) -> str:
-    """SHA-256, in hex, over the contents of a directory's `*.safetensors` files in the order of their names."""
+def weights_sha256(directory: Path, heartbeat: Callable[[], None] = lambda: None) -> str:
+    """SHA-256, in hex, over the contents of a directory's `*.safetensors` files in the order of their names.
+
+    Args:
+        directory: the directory.
+        heartbeat: called after each block.
+    """
     digest = hashlib.sha256()
     for path in sorted(directory.glob("*.safetensors")):
         with path.open("rb") as stream:
             while block := stream.read(_HASH_BLOCK_BYTES):
                 digest.update(block)
+                heartbeat()
     return digest.hexdigest()
 
 
 def _write(
-    parameters: Mapping[str, Tensor], job: FinetuneJob, directory: Path, max_shard_size: str, step: int | None
+    parameters: Mapping[str, Tensor],
+    job: FinetuneJob,
+    directory: Path,
+    max_shard_size: str,
+    step: int | None,
+    heartbeat: Callable[[], None],
 ) -> None:
     tokenizer = load_tokenizer(job)
-    model, saved = _trained_model(parameters, job)
+    model, saved = _trained_model(parameters, job, heartbeat)
+    heartbeat()
     if job.spec.generates_text:
         pretrained = job.spec.model.initialise == "pretrained"
         config = _saveable_config(generation_config_with_special_tokens(model, tokenizer, pretrained=pretrained))
         model.generation_config = config
         config.save_pretrained(directory)
-    with no_progress_bars():
+    with no_progress_bars(), _calling_while_files_grow(heartbeat, directory):
         saved.save_pretrained(str(directory), max_shard_size=max_shard_size)
     tokenizer.save_pretrained(directory)
     if job.spec.model_kind == "embedding":
         write_modules(directory, job, model.config.get_text_config().hidden_size)
     files.write_json(directory / MANIFEST, asdict(ExportManifest.from_job(job, step)))
+
+
+@contextmanager
+def _calling_while_files_grow(heartbeat: Callable[[], None], directory: Path) -> Iterator[None]:
+    """Call `heartbeat` while the files of a directory grow: `save_pretrained` itself does not report progress."""
+    last: set[tuple[str, int, int]] = set()
+
+    def call_if_grown() -> None:
+        nonlocal last
+        with suppress(OSError):  # not there yet, or renamed meanwhile
+            stats = [(path.name, path.stat()) for path in directory.iterdir()]
+            found = {(name, stat.st_size, stat.st_blocks) for name, stat in stats}
+            if found != last:
+                last = found
+                heartbeat()
+
+    with repeating(call_if_grown, _POLL_SECONDS, "export"):
+        yield
 
 
 def _saveable_config(config: GenerationConfig) -> GenerationConfig:
@@ -132,17 +168,20 @@ def _saveable_config(config: GenerationConfig) -> GenerationConfig:
     return config
 
 
-def _trained_model(parameters: Mapping[str, Tensor], job: FinetuneJob) -> tuple[PreTrainedModel, Any]:
+def _trained_model(
+    parameters: Mapping[str, Tensor], job: FinetuneJob, heartbeat: Callable[[], None]
+) -> tuple[PreTrainedModel, Any]:
     """The model, and what to save: the same model, the model with its adapter merged, or only the adapter."""
     if job.spec.adapter is None:
-        model = _filled_model(parameters, job)
+        model = _filled_model(parameters, job, heartbeat)
         return model, model
     model = build_model(job)
+    heartbeat()
     adapted = attach_trained_adapter(model, job, parameters)
     return model, adapted.merge_and_unload() if job.spec.output.merge_adapter else adapted
 
 
-def _filled_model(parameters: Mapping[str, Tensor], job: FinetuneJob) -> PreTrainedModel:
+def _filled_model(parameters: Mapping[str, Tensor], job: FinetuneJob, heartbeat: Callable[[], None]) -> PreTrainedModel:
     """The job's model with the trained values, in the job's dtype.
 
     If the trained parameters are the complete state of the model, its original weights are neither loaded nor
@@ -154,10 +193,14 @@ def _filled_model(parameters: Mapping[str, Tensor], job: FinetuneJob) -> PreTrai
     aliases = {id(parameter) for parameter in trained.values()}
     if any(id(tensor) not in aliases for tensor in saved.values()):
         model = build_model(job)
+        heartbeat()
         saved = model.state_dict(keep_vars=True)
         trained = {name: parameter for name, parameter in model.named_parameters() if name in parameters}
     _check_names(parameters, trained)
-    values = {id(parameter): _cast(name, parameters[name], parameter) for name, parameter in trained.items()}
+    values: dict[int, Tensor] = {}
+    for name, parameter in trained.items():
+        values[id(parameter)] = _cast(name, parameters[name], parameter)
+        heartbeat()
     filled = {name: values.get(id(tensor), tensor.detach()) for name, tensor in saved.items()}
     model.load_state_dict(filled, assign=True)
     model.tie_weights()

@@ -32,6 +32,7 @@ logger = logging.getLogger("spotune.worker")
 _WRITE_EVERY_SECONDS = 0.5
 _RATE_WINDOW_STEPS = 50
 _HEARTBEAT_WINDOW = 100
+_NO_SECONDS = 1e-9
 _COMPUTED_FIELDS = ("time", "heartbeatSeconds", "part", "seconds")
 """Fields of `progress.json` that are computed when it is written."""
 _NOT_OF_STATUS = ("time", "heartbeat", "part", "seconds", "startedAt", "startup")
@@ -53,7 +54,8 @@ class StepRecord:
         labelTokens: label tokens that carried loss, over all ranks.
         seconds: wall time on rank 0 since the end of the previous step.
         productiveSeconds: the part of `seconds` without waiting for data and checkpoints and without evaluation.
-        mfu: model FLOPs utilisation; None if the device's peak is not known.
+        dataWaitSeconds: the part of `seconds` that was spent waiting for data.
+        mfu: model FLOPs utilisation while training; None if the device's peak is not known.
         statistics: means over the samples by name, such as `rewardMargin` of preference objectives.
     """
 
@@ -67,6 +69,7 @@ class StepRecord:
     labelTokens: int  # noqa: N815
     seconds: float
     productiveSeconds: float  # noqa: N815
+    dataWaitSeconds: float  # noqa: N815
     worldSize: int  # noqa: N815
     samples: str
     skipped: bool
@@ -87,6 +90,16 @@ def tokens_of(record: Mapping[str, Any]) -> int | None:
 def label_tokens_of(record: Mapping[str, Any]) -> int:
     """Label tokens of a line of `steps.jsonl`, also of an older file."""
     return int(record.get("labelTokens", record["tokens"]))
+
+
+def training_seconds_of(record: Mapping[str, Any]) -> float:
+    """Seconds of a line of `steps.jsonl` that rates count: without evaluations and waits for checkpoints.
+
+    Older files do not have the wait for data, which counts: their whole time since the step before is returned.
+    """
+    if "dataWaitSeconds" not in record:
+        return float(record["seconds"])
+    return float(record["productiveSeconds"] + record["dataWaitSeconds"])
 
 
 def status_fields(progress: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,7 +139,7 @@ class ProgressReporter:
             "startup": {},
         }
         self._last_write = self._startup_since = float("-inf")
-        self._window: deque[tuple[float, int, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
+        self._window: deque[tuple[float, float, int, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
         self._report_window: deque[tuple[float, int]] = deque(maxlen=_RATE_WINDOW_STEPS)
         self._last_reported_step: int | None = None
         self._reported_scores: dict[str, float] = {}
@@ -226,13 +239,13 @@ class ProgressReporter:
 
         Args:
             record: its line for `steps.jsonl`.
-            samples: number of samples in the step, for the rate.
+            samples: number of samples in the step, for the rate while training.
             total_steps: steps of the whole run, for the remaining time.
         """
-        self._append(self.logs.steps, record.as_json())
-        self._window.append((record.seconds, record.tokens, samples))
-        seconds = sum(entry[0] for entry in self._window) or 1e-9
-        rate = len(self._window) / seconds
+        line = record.as_json()
+        self._append(self.logs.steps, line)
+        self._window.append((record.seconds, training_seconds_of(line), record.tokens, samples))
+        seconds, training_seconds, tokens, of_window = (sum(each) for each in zip(*self._window, strict=True))
         if record.loss is not None:
             self.update(loss=record.loss)
         self.update(
@@ -242,9 +255,9 @@ class ProgressReporter:
             gradNorm=record.gradNorm,
             learningRate=record.learningRate,
             mfu=record.mfu,
-            tokensPerSecond=round(sum(entry[1] for entry in self._window) / seconds, 1),
-            samplesPerSecond=round(sum(entry[2] for entry in self._window) / seconds, 1),
-            etaSeconds=round((total_steps - record.step) / rate, 1),
+            tokensPerSecond=round(tokens / (training_seconds or _NO_SECONDS), 1),
+            samplesPerSecond=round(of_window / (training_seconds or _NO_SECONDS), 1),
+            etaSeconds=round((total_steps - record.step) * seconds / len(self._window), 1),
         )
 
     def record_report(

@@ -23,7 +23,7 @@ class Stopwatch:
         self._clock = clock
         self._since = clock()
         self._seconds = dict.fromkeys(Part, 0.0)
-        self._last_lap = 0.0
+        self._last_lap = dict.fromkeys(Part, 0.0)
         self.part = Part.STARTUP
 
     def seconds(self) -> dict[Part, float]:
@@ -52,10 +52,10 @@ class Stopwatch:
                     return
             yield item
 
-    def productive_lap(self) -> float:
-        """Productive seconds since the last call."""
-        productive = self.seconds().get(Part.PRODUCTIVE, 0.0)
-        seconds, self._last_lap = productive - self._last_lap, productive
+    def lap(self, part: Part) -> float:
+        """Seconds of a part since the last call for it."""
+        total = self.seconds().get(part, 0.0)
+        seconds, self._last_lap[part] = total - self._last_lap[part], total
         return seconds
 
     def continue_from(self, seconds: Mapping[Part, float]) -> None:

@@ -106,7 +106,7 @@ def next_action(
     crashes = len(failures_without_progress(failures)) if driver_exit is DriverExit.CRASHED else 0
     if stopping or crashes >= policy.app_failure_limit:
         return ExitSupervisor(InfrastructureError.exit_code)
-    decision = decide(failures, policy.model_copy(update={"max_gpu_hours": 0}), now=now, can_use_less_memory=False)
+    decision = decide(failures, policy, now=now, can_use_less_memory=False)
     assert not isinstance(decision, GiveUp), "lost drivers are resubmitted without a limit"
     return Resubmit(decision.after_seconds)
 

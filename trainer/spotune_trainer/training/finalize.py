@@ -19,7 +19,7 @@ from spotune_trainer.bucket.checkpoints import refresh
 from spotune_trainer.bucket.folders import pull_generation_logs
 from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.evaluations import Evaluation
-from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
+from spotune_trainer.checkpoint.generations import list_generations, raise_if_superseded, surviving_steps
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.reader import fetch, read_ema, read_trained_weights
 from spotune_trainer.data.schedule import Schedule
@@ -32,8 +32,9 @@ from spotune_trainer.evaluation.task_scores import score_tasks
 from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.export.model_card import model_card
 from spotune_trainer.export.to_bucket import upload_exports, upload_model_card
+from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.status import Phase
-from spotune_trainer.observability.progress import label_tokens_of, tokens_of
+from spotune_trainer.observability.progress import label_tokens_of, tokens_of, training_seconds_of
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.evaluations import Evaluations
 
@@ -82,6 +83,9 @@ def finalize(
     if chosen.evaluation is not None:  # the results are those of the exported model
         summary |= _summary_of_earlier(chosen.evaluation)
         context.reporter.update(evalLoss=chosen.evaluation.loss, evalStep=chosen.evaluation.step)
+        if "evalBySource" in summary:
+            summary["evalBySource"] = by_source = _by_source_of_earlier(context.directory, chosen.evaluation)
+            context.reporter.update(evalBySource=by_source)
     context.reporter.update(evalScores=scores_of(summary))
     if context.job.spec.training.ema_decay:  # first, because `export` is what a finished run is known by
         export_model(
@@ -91,6 +95,7 @@ def finalize(
             {"steps": summary["steps"]},
             step=step,
             before_replacing=lambda: raise_if_superseded(context.directory, context.task.generation),
+            heartbeat=context.reporter.heartbeat,
         )
     sha256 = export_model(
         read_trained_weights(chosen.checkpoint, context.job.spec.training),
@@ -100,6 +105,7 @@ def finalize(
         step=step,
         keep_previous=True,
         before_replacing=lambda: raise_if_superseded(context.directory, context.task.generation),
+        heartbeat=context.reporter.heartbeat,
     )
     upload_exports(context.directory, context.reporter.heartbeat)
     context.reporter.update(exportStep=step, exportProblem=chosen.problem)
@@ -215,6 +221,8 @@ def _shortened(prediction: Prediction) -> dict[str, Any]:
 def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: Schedule) -> dict[str, Any]:
     """Summary of the steps that led to the model: their number, samples, mean loss, and rates while training.
 
+    The time of evaluations and the wait for checkpoints do not count for the rates; the wait for data does.
+
     Args:
         records: one for each step, as in `steps.jsonl`. Older files have label tokens only: `tokens` is then None, and
             the rate is that of the newer steps.
@@ -223,11 +231,11 @@ def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: Schedule) ->
     steps = len(records)
     samples = schedule.samples_before(steps)
     by_source = schedule.samples_by_source(steps)
-    seconds = sum(record["seconds"] for record in records)
-    counted = [(tokens, record["seconds"]) for record in records if (tokens := tokens_of(record)) is not None]
+    seconds = sum(map(training_seconds_of, records))
+    counted = [(tokens, training_seconds_of(record)) for record in records if (tokens := tokens_of(record)) is not None]
     counted_tokens, counted_seconds = sum(tokens for tokens, _ in counted), sum(seconds for _, seconds in counted)
     losses = [record["loss"] for record in records if record["loss"] is not None]
-    measured = [(record["mfu"], record["seconds"]) for record in records if record["mfu"] is not None]
+    measured = [(record["mfu"], training_seconds_of(record)) for record in records if record["mfu"] is not None]
     measured_seconds = sum(seconds for _, seconds in measured)
     return {
         "steps": steps,
@@ -235,7 +243,7 @@ def summarize_steps(records: Sequence[Mapping[str, Any]], schedule: Schedule) ->
         **({"samplesBySource": by_source} if by_source else {}),
         "tokens": counted_tokens if len(counted) == steps else None,
         "labelTokens": sum(label_tokens_of(record) for record in records),
-        "trainLoss": sum(losses) / max(len(losses), 1),
+        "trainLoss": sum(losses) / len(losses) if losses else None,
         "tokensPerSecond": round(counted_tokens / counted_seconds, 1) if counted_seconds else None,
         "samplesPerSecond": round(samples / seconds, 1) if seconds else None,
         "mfu": round(sum(mfu * seconds for mfu, seconds in measured) / measured_seconds, 4)
@@ -259,6 +267,19 @@ def _summary_of_earlier(evaluation: Evaluation) -> dict[str, Any]:
     built_in = {name: evaluation.scores.get(name) for name in METRICS}
     custom = {name: score for name, score in evaluation.scores.items() if name not in METRICS}
     return {"evalLoss": evaluation.loss, **built_in, "scores": custom}
+
+
+def _by_source_of_earlier(directory: JobDirectory, evaluation: Evaluation) -> dict[str, Any] | None:
+    """`evalBySource` of an evaluation of the history, from the event that its generation has recorded; None without."""
+    expected = ("evaluated", evaluation.step, evaluation.loss)  # a group that was given up may have another loss
+    for generation in reversed(list_generations(directory)):
+        logs = directory.generation_logs(generation.number)
+        with files.reading(logs.events):
+            for event in files.read_lines(logs.events):
+                if (event["event"], event.get("step"), event.get("loss")) == expected:
+                    found: dict[str, Any] | None = event.get("evalBySource")
+                    return found
+    return None
 
 
 def _scores(result: EvaluationResult) -> dict[str, Any]:

@@ -30,6 +30,7 @@ import xxhash
 from torch import Tensor, distributed
 
 from spotune.errors import JobError
+from spotune.goodput import Part
 from spotune_trainer.data.batches import StepFeatures, combine_hashes
 from spotune_trainer.data.loader import MicroBatches
 from spotune_trainer.engine.build import gradient_norm_before_update, learning_rate, set_learning_rate
@@ -135,7 +136,8 @@ class TrainingLoop:
             pending = self._forward_backward_step(step, micro_batches, counts, first_loss)
             now = time.monotonic()
             pending.seconds, started = now - started, now
-            pending.productive_seconds = self.reporter.stopwatch.productive_lap()
+            pending.productive_seconds = self.reporter.stopwatch.lap(Part.PRODUCTIVE)
+            pending.data_wait_seconds = self.reporter.stopwatch.lap(Part.DATA_WAIT)
             pending.own_seconds = self._own_time.finish_step()
             self._pending = pending
             yield FinishedStep(step + 1, flags)
@@ -294,10 +296,11 @@ class TrainingLoop:
             labelTokens=last.counts.labels,
             seconds=round(last.seconds, 6),
             productiveSeconds=round(last.productive_seconds, 6),
+            dataWaitSeconds=round(last.data_wait_seconds, 6),
             worldSize=self.world_size,
             samples=f"{row_hash:016x}",
             skipped=skipped,
-            mfu=self.mfu_meter.mfu(last.flops, last.seconds, self.world_size),
+            mfu=self.mfu_meter.mfu(last.flops, last.productive_seconds + last.data_wait_seconds, self.world_size),
             statistics=dict(self.objective.statistics.means(sums[terms:], last.samples)),
         )
         self.reporter.record_step(record, last.samples, self.total_steps)

@@ -58,6 +58,7 @@ class PendingStep:
         flops: floating-point operations of this rank's rows, by the MFU formula (`models/flops.py`).
         seconds: wall time of the step.
         productive_seconds: the part of `seconds` that went into the step itself.
+        data_wait_seconds: the part of `seconds` that was spent waiting for data.
         own_seconds: of this rank, without waits for other ranks (`observability/own_time.py`).
     """
 
@@ -71,4 +72,5 @@ class PendingStep:
     flops: float
     seconds: float = 0.0
     productive_seconds: float = 0.0
+    data_wait_seconds: float = 0.0
     own_seconds: float = 0.0

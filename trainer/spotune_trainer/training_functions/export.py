@@ -39,13 +39,13 @@ def export_files(
         checkpoint: the checkpoint.
         target: the folder.
         before_replacing: called once the copy is durable; what it raises ends the export.
-        heartbeat: called while files are copied.
+        heartbeat: called while files are copied and made durable.
 
     Returns:
         SHA-256 in hex over names and contents of all files.
     """
     digest = hashlib.sha256()
-    with files.replacing_directory(target, before_replacing) as folder:
+    with files.replacing_directory(target, before_replacing, heartbeat) as folder:
         for entry in sorted(checkpoint.manifest.files, key=lambda entry: entry.name):
             digest.update(f"{entry.name}\0".encode())
             copy = folder / entry.name

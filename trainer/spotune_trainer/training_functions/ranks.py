@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import distributed
 
-from spotune_trainer.training_functions.repeating import repeating
+from spotune_trainer.observability.repeating import repeating
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ from spotune.job import FinetuneJob
 from spotune_trainer.engine.deepspeed_operators import compile_no_operators
 from spotune_trainer.engine.process_groups import extend_timeouts
 from spotune_trainer.observability.progress import ProgressReporter
+from spotune_trainer.observability.repeating import repeating
 from spotune_trainer.training.task import RankExit, RankPlacement, WorkerTask
 from spotune_trainer.training.worker import TrainResult, wait_for_rendezvous
 from spotune_trainer.training_functions.checkpoints import STORAGE_ERRORS
@@ -27,7 +28,6 @@ from spotune_trainer.training_functions.export import export_model
 from spotune_trainer.training_functions.locate import FIELD, load_function
 from spotune_trainer.training_functions.opening import open_session
 from spotune_trainer.training_functions.ray_train import SessionUtils, run_with_ray_train, takes_argument
-from spotune_trainer.training_functions.repeating import repeating
 from spotune_trainer.training_functions.reporting import reporting
 from spotune_trainer.training_functions.session import LeaveGeneration, Session, enter_session
 

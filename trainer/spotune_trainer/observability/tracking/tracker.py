@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from spotune.formatting import scores_of
 from spotune.job.training.metric import STEP_STATISTICS
 from spotune_trainer.job_directory.status import Phase
-from spotune_trainer.observability.progress import tokens_of
+from spotune_trainer.observability.progress import tokens_of, training_seconds_of
 
 _OF_EVERY_STEP = ("loss", "gradNorm", "learningRate", "epoch", "mfu")
 STEP_CURVES = {f"train/{name}": name for name in (*_OF_EVERY_STEP, *chain(*STEP_STATISTICS.values()))}
@@ -51,9 +51,9 @@ def step_point(record: Mapping[str, Any]) -> dict[str, float]:
     tokens = tokens_of(record)
     values = {curve: record[name] for curve, name in STEP_CURVES.items() if record.get(name) is not None}
     values |= {f"train/{name}": value for name, value in record.get("metrics", {}).items()}
-    return values | (
-        {"train/tokensPerSecond": tokens / record["seconds"]} if tokens is not None and record["seconds"] > 0 else {}
-    )
+    if tokens is not None and (seconds := training_seconds_of(record)) > 0:
+        values["train/tokensPerSecond"] = tokens / seconds
+    return values
 
 
 def evaluation_point(record: Mapping[str, Any]) -> dict[str, float]:
