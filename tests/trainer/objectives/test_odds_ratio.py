@@ -30,7 +30,7 @@ def test_gradients_are_finite_if_an_answer_is_certain(
     for values in ((certain, other), (other, certain)):
         chosen, rejected = (torch.tensor([value], requires_grad=True) for value in values)
         loss = odds_ratio_loss(monkeypatch, chosen, rejected)
-        loss.backward()
+        torch.autograd.backward([loss])
         assert chosen.grad is not None
         assert rejected.grad is not None
         assert torch.isfinite(torch.stack([loss, *chosen.grad, *rejected.grad])).all()
@@ -39,12 +39,12 @@ def test_gradients_are_finite_if_an_answer_is_certain(
 def test_loss_and_gradients_are_those_of_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     log_probs = -torch.logspace(-6, 2, 200, dtype=torch.float32)
     single = log_probs.clone().requires_grad_()
-    odds_ratio_loss(monkeypatch, single, torch.full_like(single, -0.5)).backward()
+    torch.autograd.backward([odds_ratio_loss(monkeypatch, single, torch.full_like(single, -0.5))])
     exact = log_probs.double().requires_grad_()
     log_odds = exact - torch.log1p(-torch.exp(exact))
     other = torch.tensor(-0.5, dtype=torch.float64)
     expected = -torch.nn.functional.logsigmoid(log_odds - (other - torch.log1p(-torch.exp(other)))).sum()
-    expected.backward()
+    torch.autograd.backward([expected])
     loss = odds_ratio_loss(monkeypatch, log_probs, torch.full_like(log_probs, -0.5)).item()
     assert loss == pytest.approx(expected.item(), rel=1e-6)
     assert single.grad is not None
