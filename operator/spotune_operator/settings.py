@@ -30,7 +30,7 @@ class GpuHealing:
         drain: Evict the node's pods, each with its own grace period; workers commit in theirs.
         delete_node: Delete the Node, so that a cluster autoscaler returns the machine.
         after_seconds: Seconds from the loss to the first step, because GPUs are missing for a while when the device
-            plugin is updated. A worker's report of missing GPUs stays valid for as long.
+            plugin is updated.
         step_seconds: Seconds that a step has to succeed before the next one is taken.
         drain_seconds: The same for the drain, which disruption budgets may delay.
         relapse_seconds: If a node loses GPUs again within this time after it was healed, healing starts with the step

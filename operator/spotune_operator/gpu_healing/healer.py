@@ -67,7 +67,7 @@ class Healer:
                 continue
 
     def _actions(self) -> list[Action]:
-        return heal_gpus(list(self._caches.nodes().values()), {}, self._settings.healing, self._clock())
+        return heal_gpus(list(self._caches.nodes().values()), self._settings.healing, self._clock())
 
     async def _act(self, action: Action) -> None:
         node = self._caches.nodes().get(action.node)

@@ -37,7 +37,6 @@ class World:
 
     settings: GpuHealing = ALL
     nodes: dict[str, NodeView] = field(default_factory=lambda: {"gpu": GPU})
-    reports: dict[str, float] = field(default_factory=dict)
     now: float = NOW
 
     def set(self, name: str = "gpu", **changes: Any) -> None:
@@ -45,7 +44,7 @@ class World:
 
     def look(self) -> list[type[Action]]:
         """The actions of one check, each with the state of its node before it."""
-        actions = heal_gpus(list(self.nodes.values()), self.reports, self.settings, self.now)
+        actions = heal_gpus(list(self.nodes.values()), self.settings, self.now)
         for action in actions:
             self._carry_out(action)
         return [type(action) for action in actions]
@@ -162,36 +161,6 @@ def test_loss_after_the_relapse_time_starts_over() -> None:
         assert kinds(world.run(300)) == [Cordon, RestartDevicePlugin]
 
 
-def test_report_of_a_worker_without_gpu_needs_no_delay() -> None:
-    world = World(reports={"gpu": NOW - 10})
-    assert world.look() == [Cordon]
-    assert world.nodes["gpu"].annotations[CORDONED_FOR] == "a worker found no GPU"
-
-
-def test_repeated_report_of_a_worker_leads_to_the_next_step() -> None:
-    world = World(reports={"gpu": NOW - 10})
-    world.look()
-    for expected in ([RestartDevicePlugin], [Drain], [DeleteNode]):
-        world.now += world.settings.step_seconds - 1
-        assert set(world.look()) <= {Drain}
-        world.now += world.settings.drain_seconds if expected == [DeleteNode] else 1
-        world.reports["gpu"] = world.now - 1
-        assert world.look() == expected
-
-
-def test_node_without_further_reports_is_healed() -> None:
-    world = World(reports={"gpu": NOW - 10})
-    assert world.run(600) == [(0, Cordon), (120, Uncordon)]
-    world.reports["gpu"] = world.now - 1
-    assert kinds(world.run(60)) == [Cordon]
-    world.reports["gpu"] = world.now - 1
-    assert kinds(world.run(100)) == [RestartDevicePlugin]
-
-
-def test_old_report_of_a_worker_is_ignored() -> None:
-    assert World(reports={"gpu": NOW - 200, "no-such-node": NOW}).look() == []
-
-
 def test_node_cordoned_by_a_person_is_left_alone() -> None:
     world = World(nodes={"gpu": replace(BROKEN, unschedulable=True)})
     assert world.run(7200) == []
@@ -254,10 +223,20 @@ def test_annotation_round_trips() -> None:
     assert json.loads(world.nodes["gpu"].annotations[GPU_HEALING]) == {
         "gpus": 2,
         "since": "2027-01-15T08:00:00Z",
-        "reported": False,
         "step": "cordon",
         "at": "2027-01-15T08:02:00Z",
     }
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_healing_of_an_earlier_release_continues(reported: bool) -> None:
+    world = World(nodes={"gpu": BROKEN})
+    world.run(130)
+    content = json.loads(world.nodes["gpu"].annotations[GPU_HEALING]) | {"reported": reported}
+    annotations = {**world.nodes["gpu"].annotations, GPU_HEALING: json.dumps(content)}
+    world.set(annotations=annotations)
+    assert kinds(world.run(120)) == [RestartDevicePlugin]
+    assert "reported" not in json.loads(world.nodes["gpu"].annotations[GPU_HEALING])
 
 
 def owned_by(kind: str) -> dict[str, Any]:
