@@ -73,7 +73,8 @@ class Healer:
         node = self._caches.nodes().get(action.node)
         if node is None:
             return
-        logger.warning("node %s has lost GPUs: %s", node.name, type(action).__name__)
+        if action.message:
+            logger.warning("node %s %s", node.name, action.message)
         if isinstance(action, DeleteNode):
             await self._kube.delete(NODES, "", node.name, node.uid)
             return

@@ -77,10 +77,13 @@ class Action:
         node: Its name.
         annotations: Annotations to set (None: to remove), in the same request as a change of the Node, otherwise after
             the action: every action may be repeated.
+        message: What has changed and what is done about it, for the log: the rest of a sentence that begins with the
+            node's name. Empty if the action is repeated.
     """
 
     node: str
     annotations: Mapping[str, str | None] = field(default_factory=dict)
+    message: str = ""
 
 
 class Annotate(Action):
@@ -112,6 +115,12 @@ _ACTIONS: Final[Mapping[Step, type[Action]]] = {
     "restart-device-plugin": RestartDevicePlugin,
     "drain": Drain,
     "delete-node": DeleteNode,
+}
+_DESCRIPTIONS: Final[Mapping[Step, str]] = {
+    "cordon": "cordoning it",
+    "restart-device-plugin": "deleting the pod of its device plugin, so that a new one looks for the GPUs again",
+    "drain": "evicting its pods",
+    "delete-node": "deleting the Node, so that the autoscaler returns the machine",
 }
 
 
@@ -179,7 +188,7 @@ class _NodeHealth:
             if step is not None:
                 return self._take(step, healing)
         if healing != self.healing:
-            return Annotate(self.node.name, healing.annotation())
+            return Annotate(self.node.name, healing.annotation(), f"has only {self._gpus_left}")
         return Drain(self.node.name) if healing.step == "drain" else None
 
     def _healing_after_loss(self) -> Healing:
@@ -204,17 +213,24 @@ class _NodeHealth:
     def _take(self, step: Step, healing: Healing) -> Action:
         annotations = replace(healing, step=step, at=rfc3339(self.now)).annotation()
         if step == "cordon":
-            annotations[CORDONED_FOR] = f"{self.node.gpu_allocatable} of {self.gpus} GPUs left"
-        return _ACTIONS[step](self.node.name, {} if step == "delete-node" else annotations)
+            annotations[CORDONED_FOR] = self._gpus_left
+        message = f"has only {self._gpus_left}: {_DESCRIPTIONS[step]}"
+        return _ACTIONS[step](self.node.name, {} if step == "delete-node" else annotations, message)
+
+    @property
+    def _gpus_left(self) -> str:
+        return f"{self.node.gpu_allocatable} of {self.gpus} GPUs left"
 
     def _action_when_healed(self) -> Action | None:
         """The action on a node that has all its GPUs: undo the cordon, or update the annotation."""
+        message = f"has all of its {self.gpus} GPUs again"
         if CORDONED_FOR in self.node.annotations:
-            return Uncordon(self.node.name, self._healed_annotation() | {CORDONED_FOR: None})
+            annotations = self._healed_annotation() | {CORDONED_FOR: None}
+            return Uncordon(self.node.name, annotations, f"{message}: uncordoning it")
         if self.healing is None:
             return None
         if self.healing.healed is None:
-            return Annotate(self.node.name, self._healed_annotation())
+            return Annotate(self.node.name, self._healed_annotation(), message)
         return Annotate(self.node.name, {GPU_HEALING: None}) if self._has_lasted() else None
 
     def _healed_annotation(self) -> dict[str, str | None]:

@@ -38,6 +38,7 @@ class World:
     settings: GpuHealing = ALL
     nodes: dict[str, NodeView] = field(default_factory=lambda: {"gpu": GPU})
     now: float = NOW
+    messages: list[str] = field(default_factory=list)
 
     def set(self, name: str = "gpu", **changes: Any) -> None:
         self.nodes[name] = replace(self.nodes[name], **changes)
@@ -47,6 +48,7 @@ class World:
         actions = heal_gpus(list(self.nodes.values()), self.settings, self.now)
         for action in actions:
             self._carry_out(action)
+            self.messages += [action.message] if action.message else []
         return [type(action) for action in actions]
 
     def _carry_out(self, action: Action) -> None:
@@ -84,6 +86,27 @@ def test_steps_are_taken_in_order_until_the_node_is_deleted() -> None:
         (960, DeleteNode),
     ]
     assert list(world.nodes) == ["other"]
+
+
+def test_messages_say_what_has_changed_and_what_is_done() -> None:
+    world = World(nodes={"gpu": BROKEN, "other": replace(GPU, name="other")})
+    world.run(1200)
+    assert world.messages == [
+        "has only 1 of 2 GPUs left",
+        "has only 1 of 2 GPUs left: cordoning it",
+        "has only 1 of 2 GPUs left: deleting the pod of its device plugin, so that a new one looks for the GPUs again",
+        "has only 1 of 2 GPUs left: evicting its pods",
+        "has only 1 of 2 GPUs left: deleting the Node, so that the autoscaler returns the machine",
+    ]
+
+
+def test_message_about_a_healed_node_does_not_say_that_it_has_lost_gpus() -> None:
+    world = World(nodes={"gpu": BROKEN})
+    world.run(250)
+    world.set(gpu_allocatable=2)
+    world.messages.clear()
+    world.run(7200)
+    assert world.messages == ["has all of its 2 GPUs again: uncordoning it"]
 
 
 def test_drain_is_repeated_until_the_next_step() -> None:
