@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spotune_operator.kube.client import JOBS, SERVICES, Manifest, Resource
+from spotune_operator.kube.client import FINETUNE_JOBS, MODEL_SERVICES, Manifest, Resource
 
 RAY_JOBS: Final = Resource("ray.io/v1", "RayJob", "rayjobs")
 RAY_SERVICES: Final = Resource("ray.io/v1", "RayService", "rayservices")
@@ -99,7 +99,7 @@ def _ray_cluster() -> dict[str, Any]:
     }
 
 
-FINETUNE_JOB: Final = Kind(JOBS, "job-", _finetune_job)
-MODEL_SERVICE: Final = Kind(SERVICES, "service-", _model_service)
+FINETUNE_JOB: Final = Kind(FINETUNE_JOBS, "job-", _finetune_job)
+MODEL_SERVICE: Final = Kind(MODEL_SERVICES, "service-", _model_service)
 RAY_JOB: Final = Kind(RAY_JOBS, "rayjob-", _ray_job)
 RAY_SERVICE: Final = Kind(RAY_SERVICES, "rayservice-", _ray_service)

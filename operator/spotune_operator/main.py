@@ -15,7 +15,7 @@ import kopf
 
 from spotune.crd.definition import GROUP, PLURAL
 from spotune_operator.errors import KubernetesError
-from spotune_operator.kube.client import JOBS, Kube
+from spotune_operator.kube.client import FINETUNE_JOBS, Kube
 from spotune_operator.kube.requirements import RAY, unmet_requirement
 from spotune_operator.manager import Manager
 from spotune_operator.notifications.targets import parse_targets
@@ -96,7 +96,7 @@ async def startup_problem(kube: Kube) -> str | None:
     try:
         if unmet := unmet_requirement(await kube.document("/version"), await kube.document(f"/openapi/v3/apis/{RAY}")):
             return unmet
-        is_served = await kube.serves(JOBS)
+        is_served = await kube.serves(FINETUNE_JOBS)
     except KubernetesError as error:
         return str(error)
     return None if is_served else "the API server does not serve FinetuneJobs: apply manifests/crd.yaml"

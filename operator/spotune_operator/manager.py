@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from spotune_operator.errors import KubernetesError
 from spotune_operator.gpu_healing.healer import Healer
-from spotune_operator.kube.client import JOBS, Kube, Manifest
+from spotune_operator.kube.client import FINETUNE_JOBS, Kube, Manifest
 from spotune_operator.notifications.notifier import Notifier
 from spotune_operator.notifications.targets import parse_targets
 from spotune_operator.observe.caches import Caches
@@ -82,7 +82,7 @@ class Manager:
             self._create_task(reflector.run(), f"watch of {reflector.resource.plural}")
         self._create_task(self._start_workers(), "start of reconcile workers")
         if self.services is not None:
-            for number in range(self._settings.passes):
+            for number in range(self._settings.max_concurrent_reconciles):
                 work = self.services.run(self._jobs_listed)
                 self._create_task(work, f"reconcile worker {number} of services")
         self._create_task(self.sweeps.run(self._jobs_listed), "reconcile worker of sweeps")
@@ -134,7 +134,7 @@ class Manager:
         while not self._synced:
             try:
                 for namespace in self._settings.namespaces:
-                    async for jobs, _ in self._kube.pages(JOBS, namespace, ""):
+                    async for jobs, _ in self._kube.pages(FINETUNE_JOBS, namespace, ""):
                         for body in jobs:
                             self.on_job(None, body)
             except KubernetesError as error:
@@ -145,7 +145,7 @@ class Manager:
                 self._jobs_listed.set()
         self.metrics.synced.set(1)
         logger.info("all caches are filled; %d jobs", len(self.caches.keys()))
-        for number in range(self._settings.passes):
+        for number in range(self._settings.max_concurrent_reconciles):
             self._create_task(self.workers.run(self.reconciler.reconcile), f"reconcile worker {number}")
 
     def _node_changed(self, name: str) -> None:

@@ -30,7 +30,7 @@ class GpuHealing:
         drain: Evict the node's pods, each with its own grace period; workers commit in theirs.
         delete_node: Delete the Node, so that a cluster autoscaler returns the machine.
         after_seconds: Seconds from the loss to the first step, because GPUs are missing for a while when the device
-            plugin is updated. A worker's report of missing GPUs stays valid for as long.
+            plugin is updated.
         step_seconds: Seconds that a step has to succeed before the next one is taken.
         drain_seconds: The same for the drain, which disruption budgets may delay.
         relapse_seconds: If a node loses GPUs again within this time after it was healed, healing starts with the step
@@ -71,23 +71,36 @@ PREFIX: Final = "SPOTUNE_OPERATOR_"
 _MUST_BE_POSITIVE: Final = frozenset(
     {
         "port",
-        "passes",
+        "max_concurrent_reconciles",
         "poll_seconds",
         "start_poll_seconds",
-        "polls",
-        "answer_seconds",
+        "max_concurrent_polls",
+        "poll_timeout_seconds",
         "retry_seconds",
         "retry_max_seconds",
-        "refused_seconds",
+        "rejected_retry_seconds",
     }
 )
 """With 0, these would stop all work, or repeat it without a pause."""
 _MAX_PORT: Final = 65535
+_PUBLIC_NAMES: Final[Mapping[str, str]] = {
+    "max_concurrent_reconciles": "passes",
+    "debounce_seconds": "settle_seconds",
+    "max_concurrent_polls": "polls",
+    "poll_timeout_seconds": "answer_seconds",
+    "rejected_retry_seconds": "refused_seconds",
+}
+"""Settings whose variables and chart values keep an earlier name, so that values of users stay valid."""
+
+
+def public_name(setting: str) -> str:
+    """The name of a setting in its variable and its chart value."""
+    return _PUBLIC_NAMES.get(setting, setting)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The operator's settings; each is the variable ``SPOTUNE_OPERATOR_<NAME>``.
+    """The operator's settings; each is the variable ``SPOTUNE_OPERATOR_<NAME>``, unless its text names another one.
 
     Attributes:
         image: Image of the trainer for jobs that name none; empty: the one of this version.
@@ -101,19 +114,22 @@ class Settings:
         watch_namespaces: Comma-separated namespaces whose jobs are reconciled; empty: all.
         host: Address of the probes and metrics.
         port: Port of the probes and metrics.
-        passes: Number of concurrent reconciles. Each waits for the API server most of the time: with 8, an API server
-            that was not busy kept new jobs waiting. Each applies up to four objects at once.
-        settle_seconds: Delay from an event to its reconcile, so that a burst of events causes one reconcile.
+        max_concurrent_reconciles: Number of concurrent reconciles (``SPOTUNE_OPERATOR_PASSES``). Each waits for the API
+            server most of the time: with 8, an API server that was not busy kept new jobs waiting. Each applies up to
+            four objects at once.
+        debounce_seconds: Delay from an event to its reconcile, so that a burst of events causes one reconcile
+            (``SPOTUNE_OPERATOR_SETTLE_SECONDS``).
         poll_seconds: Interval of polls of a job that trains. The status promises to be at most 30 s old.
         start_poll_seconds: Interval of polls while a job starts, when its state changes often.
-        polls: Number of concurrent polls.
-        answer_seconds: Timeout of a poll.
+        max_concurrent_polls: Number of concurrent polls (``SPOTUNE_OPERATOR_POLLS``).
+        poll_timeout_seconds: Timeout of a poll (``SPOTUNE_OPERATOR_ANSWER_SECONDS``).
         unreachable_seconds: Duration of failed polls after which the operator stops waiting for a supervisor, for
             example before it deletes its pods.
         stop_seconds: Time that a supervisor has to commit before its pods are deleted.
         retry_seconds: Wait after a failed reconcile; it doubles up to ``retry_max_seconds``.
         retry_max_seconds: Maximum wait after a failed reconcile.
-        refused_seconds: Wait until an object that the API server rejected is applied again.
+        rejected_retry_seconds: Wait until an object that the API server rejected is applied again
+            (``SPOTUNE_OPERATOR_REFUSED_SECONDS``).
         spot_start_seconds: Assumed time from the request of spot nodes that are there to the next new step.
         on_demand_start_seconds: The same for on-demand nodes. Deadlines hold while they come within it.
         heed_preemption: Whether running workers are deleted gracefully when the node problem detector of AKS announces
@@ -133,17 +149,17 @@ class Settings:
     watch_namespaces: str = ""
     host: str = "0.0.0.0"  # noqa: S104 - the kubelet probes the pod's address
     port: int = 8080
-    passes: int = 24
-    settle_seconds: float = 0.1
+    max_concurrent_reconciles: int = 24
+    debounce_seconds: float = 0.1
     poll_seconds: float = 10.0
     start_poll_seconds: float = 2.0
-    polls: int = 64
-    answer_seconds: float = 5.0
+    max_concurrent_polls: int = 64
+    poll_timeout_seconds: float = 5.0
     unreachable_seconds: float = 30.0
     stop_seconds: float = 60.0
     retry_seconds: float = 1.0
     retry_max_seconds: float = 60.0
-    refused_seconds: float = 60.0
+    rejected_retry_seconds: float = 60.0
     spot_start_seconds: float = 300.0
     on_demand_start_seconds: float = 600.0
     heed_preemption: bool = False
@@ -173,14 +189,14 @@ class Settings:
         Raises:
             UsageError: A variable with the prefix is unknown, or its value is invalid.
         """
-        known = {PREFIX + name.upper(): (name, default) for name, default in _defaults(cls()).items()}
+        known = {PREFIX + public_name(name).upper(): (name, default) for name, default in _defaults(cls()).items()}
         healing = {f"{PREFIX}HEAL_{name.upper()}": (name, default) for name, default in _defaults(GpuHealing()).items()}
         given = {name: text for name, text in environment.items() if name.startswith(PREFIX)}
         for name in sorted(given.keys() - known.keys() - healing.keys()):
             raise UsageError(f"{name} is not a setting; the settings are {', '.join([*known, *healing])}")
-        values = {known[name][0]: _value(name, text, known[name][1]) for name, text in given.items() if name in known}
+        values = {known[name][0]: _value(name, text, *known[name]) for name, text in given.items() if name in known}
         steps = {
-            healing[name][0]: _value(name, text, healing[name][1]) for name, text in given.items() if name in healing
+            healing[name][0]: _value(name, text, *healing[name]) for name, text in given.items() if name in healing
         }
         settings = cls(**values, healing=GpuHealing(**steps))
         _ = settings.node_prices  # invalid ones are refused at the start
@@ -193,7 +209,7 @@ def _defaults(settings: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, str | int | float)}
 
 
-def _value(name: str, text: str, default: Any) -> Any:
+def _value(name: str, text: str, setting: str, default: Any) -> Any:
     if isinstance(default, bool):
         if text.lower() not in ("true", "false"):
             raise UsageError(f"{name} is {text!r}: give true or false")
@@ -205,7 +221,6 @@ def _value(name: str, text: str, default: Any) -> Any:
     except ValueError as error:
         kind = "a whole number" if isinstance(default, int) else "a number"
         raise UsageError(f"{name} is {text!r}: give {kind}") from error
-    setting = name.removeprefix(PREFIX).lower()
     if not math.isfinite(value) or value < 0 or (value == 0 and setting in _MUST_BE_POSITIVE):
         raise UsageError(f"{name} is {text!r}: give a number {'above' if setting in _MUST_BE_POSITIVE else 'from'} 0")
     if setting == "port" and value > _MAX_PORT:

@@ -25,7 +25,7 @@ from spotune_operator.kube.client import (
     CHILDREN,
     CONFIG_MAPS,
     EVENTS,
-    JOBS,
+    FINETUNE_JOBS,
     PODS,
     RAY_CLUSTERS,
     Kube,
@@ -134,7 +134,7 @@ class Operator:
 
     async def look(self, key: tuple[str, str]) -> float | None:
         """Run one pass over the current job."""
-        async for jobs, _ in self.kube.pages(JOBS, key[0], ""):
+        async for jobs, _ in self.kube.pages(FINETUNE_JOBS, key[0], ""):
             for body in jobs:
                 self.caches.put_job(body)
         return await self.reconciler.reconcile(key)
@@ -161,7 +161,7 @@ class Operator:
 
 async def listed(kube: Kube, resource: Resource, namespace: str) -> list[Manifest]:
     """All objects of a kind that belong to the job; none if the kind is not installed."""
-    labels = "" if resource in (JOBS, EVENTS) else JOB_LABEL
+    labels = "" if resource in (FINETUNE_JOBS, EVENTS) else JOB_LABEL
     try:
         return [item async for items, _ in kube.pages(resource, namespace, labels) for item in items]
     except KubernetesError as error:
@@ -268,12 +268,13 @@ class World:
             "storage": {"storageClassName": STORAGE_CLASS, "size": "1Gi"},
         } | sections
         metadata = {"name": name, "namespace": self.namespace}
-        body = {"apiVersion": JOBS.group_version, "kind": JOBS.kind, "metadata": metadata, "spec": spec}
-        assert await self.kube.create(JOBS, body)
+        kind = {"apiVersion": FINETUNE_JOBS.group_version, "kind": FINETUNE_JOBS.kind}
+        body = {**kind, "metadata": metadata, "spec": spec}
+        assert await self.kube.create(FINETUNE_JOBS, body)
 
     async def edit_job(self, **sections: Any) -> None:
         """Merge a change into the job's spec."""
-        await self.kube.patch(JOBS, *self.key, {"spec": sections})
+        await self.kube.patch(FINETUNE_JOBS, *self.key, {"spec": sections})
 
     # Actions of KubeRay, the kubelet and the supervisor
 
@@ -341,19 +342,19 @@ class World:
 
     async def picture(self) -> dict[str, Any]:
         """All objects of the job, without values that differ between lives: uids, the server's times and versions."""
-        (job,) = await listed(self.kube, JOBS, self.namespace)
+        (job,) = await listed(self.kube, FINETUNE_JOBS, self.namespace)
         found: dict[str, Any] = {"status": job.get("status")}
         for kind in _COUNTED:
             found[kind.kind] = [_without_chance(child) for child in await listed(self.kube, kind, self.namespace)]
         events = await listed(self.kube, EVENTS, self.namespace)
-        ours = [event for event in events if event["involvedObject"]["kind"] == JOBS.kind]
+        ours = [event for event in events if event["involvedObject"]["kind"] == FINETUNE_JOBS.kind]
         found["events"] = Counter((event["type"], event["reason"], event["message"]) for event in ours)
         return found
 
     async def clear(self) -> None:
         """Delete everything that a life has created."""
         await self.stop()
-        kinds = (JOBS, *_COUNTED, PODS, EVENTS)
+        kinds = (FINETUNE_JOBS, *_COUNTED, PODS, EVENTS)
         async with asyncio.timeout(60):
             while found := [(kind, item) for kind in kinds for item in await listed(self.kube, kind, self.namespace)]:
                 for kind, item in found:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spotune_operator.children.ports import PROGRESS
-from spotune_operator.kube.client import CHILDREN, JOBS, RAY_CLUSTERS, Login, Manifest, Resource
+from spotune_operator.kube.client import CHILDREN, FINETUNE_JOBS, RAY_CLUSTERS, Login, Manifest, Resource
 from spotune_operator.main import login
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
@@ -297,7 +297,7 @@ def test_status_that_somebody_has_spoilt_is_written_again(namespace: Kubectl, cr
             {"workers": None, "eta": None},
         ]
         for change in spoilt:
-            await here.kube.patch(JOBS, *here.key, {"status": change}, "status")
+            await here.kube.patch(FINETUNE_JOBS, *here.key, {"status": change}, "status")
             await here.settle()
             after = (await here.picture())["status"]
             for name in change:
@@ -311,7 +311,7 @@ def test_a_later_step_of_another_operator_stays_until_the_next_poll(namespace: K
         await live(here, TRAINING)
         await here.set_silent(True)
         here.now += 1
-        await here.kube.patch(JOBS, *here.key, {"status": {"step": 99}}, "status")
+        await here.kube.patch(FINETUNE_JOBS, *here.key, {"status": {"step": 99}}, "status")
         await here.settle()
         assert (await here.picture())["status"]["step"] == 99
         await here.set_silent(False)
@@ -374,7 +374,7 @@ async def _has_said_something(here: World) -> None:
     """Wait until every job has a status."""
     async with asyncio.timeout(60):
         while True:
-            jobs = await listed(here.kube, JOBS, here.namespace)
+            jobs = await listed(here.kube, FINETUNE_JOBS, here.namespace)
             if all((job.get("status") or {}).get("observedGeneration") == 1 for job in jobs):
                 return
             await asyncio.sleep(0.2)
@@ -382,6 +382,6 @@ async def _has_said_something(here: World) -> None:
 
 async def _versions(here: World) -> dict[str, str]:
     """The resource version of each object that the operator writes, by uid."""
-    kinds = [JOBS, *CHILDREN.values()]
+    kinds = [FINETUNE_JOBS, *CHILDREN.values()]
     found = [item for kind in kinds for item in await listed(here.kube, kind, here.namespace)]
     return {item["metadata"]["uid"]: item["metadata"]["resourceVersion"] for item in found}

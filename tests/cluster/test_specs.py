@@ -23,7 +23,7 @@ from spotune.errors import JobError
 from spotune.job import KIND
 from spotune.job_file.load import parse_job, parse_service
 from spotune.job_file.yaml_file import Document
-from spotune_operator.kube.client import JOBS, Kube, Manifest
+from spotune_operator.kube.client import FINETUNE_JOBS, Kube, Manifest
 from spotune_operator.main import login
 from spotune_operator.providers import PROVIDERS
 from spotune_testcluster.kubectl import Kubectl
@@ -191,9 +191,9 @@ def test_every_job_that_the_api_server_takes_ends_with_a_condition_that_says_why
         jobs = taken[:: len(taken) // LIVE][:LIVE]
         assert len(jobs) == LIVE
         # Refused jobs are retried after this time; the test ends before that.
-        async with Kube(login) as kube, whole_operator(here, refused_seconds=3600.0) as operator:
+        async with Kube(login) as kube, whole_operator(here, rejected_retry_seconds=3600.0) as operator:
             for job in jobs:
-                assert await kube.create(JOBS, job)
+                assert await kube.create(FINETUNE_JOBS, job)
             start = time.monotonic()
             await until_quiet(operator, kube, here)
             took[f"{LIVE} generated jobs settled"] = time.monotonic() - start
@@ -222,7 +222,7 @@ def check_settled(job: Manifest) -> None:
 
 
 async def listed(kube: Kube, namespace: str) -> list[Manifest]:
-    return [job async for jobs, _ in kube.pages(JOBS, namespace, "") for job in jobs]
+    return [job async for jobs, _ in kube.pages(FINETUNE_JOBS, namespace, "") for job in jobs]
 
 
 async def until_quiet(operator: WholeOperator, kube: Kube, namespace: str) -> None:

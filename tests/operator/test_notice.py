@@ -17,7 +17,7 @@ from tests.operator.support.scenarios import training_scenario
 
 AHEAD = "Preempt Scheduled: Wed, 26 Feb 2025 10:13:13 GMT. DurationInSeconds: -1.  For more information, see <docs>."
 NOW = "Preempt Started. For more information, see <docs>."
-SETTINGS = Settings(host="127.0.0.1", port=0, image="spotune/trainer:1", settle_seconds=0.0, heed_preemption=True)
+SETTINGS = Settings(host="127.0.0.1", port=0, image="spotune/trainer:1", debounce_seconds=0.0, heed_preemption=True)
 JOB = {
     "apiVersion": "spotune.dev/v1alpha1",
     "kind": "FinetuneJob",
@@ -81,16 +81,16 @@ def test_workers_on_a_reclaimed_node_are_deleted_once() -> None:
     assert head is not None
     scenario.observe(pods=(replace(head, node="n2"), first, elsewhere))
     scenario.observe(nodes={"n2": NodeView("n2", reclaimed=True), "n3": NodeView("n3")})
-    assert scenario.decide().give_notice == [first]
+    assert scenario.decide().delete_gracefully == [first]
     coming = replace(first, name="worker-3", phase="Pending")
     scenario.observe(pods=(head, replace(first, deleting_since=scenario.now), elsewhere, coming))
-    assert scenario.decide().give_notice == []
+    assert scenario.decide().delete_gracefully == []
 
 
 def test_workers_on_a_reclaimed_node_stay_unless_the_setting_is_on() -> None:
     scenario = training_scenario()
     scenario.observe(nodes={"n2": NodeView("n2", reclaimed=True)})
-    assert scenario.decide().give_notice == []
+    assert scenario.decide().delete_gracefully == []
 
 
 def test_operator_deletes_the_pod_with_its_own_grace_period() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotune.errors import UsageError
-from spotune_operator.settings import PREFIX, GpuHealing, Settings
+from spotune_operator.settings import PREFIX, GpuHealing, Settings, public_name
 
 
 def test_all_settings_have_defaults() -> None:
@@ -22,10 +22,25 @@ def test_every_setting_is_a_variable_and_documented() -> None:
         if item.name in ("healing", "prices"):
             continue
         value: Any = changed[type(item.default)]
-        found = Settings.from_environment({f"{PREFIX}{item.name.upper()}": str(value)})
+        variable = f"{PREFIX}{public_name(item.name).upper()}"
+        found = Settings.from_environment({variable: str(value)})
         assert getattr(found, item.name) == value
         assert found == replace(Settings(), **{item.name: value})
-        assert re.search(rf"^ +{item.name}: [A-Z]", Settings.__doc__ or "", re.MULTILINE), item.name
+        documentation = Settings.__doc__ or ""
+        assert re.search(rf"^ +{item.name}: [A-Z]", documentation, re.MULTILINE), item.name
+        assert public_name(item.name) == item.name or f"``{variable}``" in documentation, item.name
+
+
+def test_variables_that_users_may_have_set_keep_their_names() -> None:
+    texts = {"PASSES": "3", "SETTLE_SECONDS": "4", "POLLS": "5", "ANSWER_SECONDS": "6", "REFUSED_SECONDS": "7"}
+    found = Settings.from_environment({PREFIX + name: text for name, text in texts.items()})
+    assert found == Settings(
+        max_concurrent_reconciles=3,
+        debounce_seconds=4.0,
+        max_concurrent_polls=5,
+        poll_timeout_seconds=6.0,
+        rejected_retry_seconds=7.0,
+    )
 
 
 @pytest.mark.parametrize(

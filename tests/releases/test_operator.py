@@ -72,7 +72,7 @@ def upgraded_job(found: dict[str, Any]) -> jobs.Scenario:
 def test_running_job_keeps_its_pods_and_children(release: Release, found: dict[str, Any]) -> None:
     scenario = upgraded_job(found)
     decision = scenario.decide()
-    assert [*decision.delete, *decision.force_delete, *decision.give_notice] == []
+    assert [*decision.delete, *decision.force_delete, *decision.delete_gracefully] == []
     assert decision.command == ""
     assert decision.status.pinned == FinetuneJobStatus.model_validate(found["status"]).pinned
     assert is_true(decision.status.conditions, "Training")

@@ -67,13 +67,14 @@ class Healer:
                 continue
 
     def _actions(self) -> list[Action]:
-        return heal_gpus(list(self._caches.nodes().values()), {}, self._settings.healing, self._clock())
+        return heal_gpus(list(self._caches.nodes().values()), self._settings.healing, self._clock())
 
     async def _act(self, action: Action) -> None:
         node = self._caches.nodes().get(action.node)
         if node is None:
             return
-        logger.warning("node %s has lost GPUs: %s", node.name, type(action).__name__)
+        if action.message:
+            logger.warning("node %s %s", node.name, action.message)
         if isinstance(action, DeleteNode):
             await self._kube.delete(NODES, "", node.name, node.uid)
             return
@@ -105,9 +106,15 @@ class Healer:
         logger.warning("node %s has no device plugin pod with any of the labels %s", node.name, labels)
 
     async def _drain(self, node: NodeView) -> None:
+        """Evict the pods of a node. A pod that cannot be evicted does not keep the others there."""
         for pod in await self._kube.pods_of(fields=f"spec.nodeName={node.name}"):
-            metadata = pod["metadata"]
-            if is_evicted_by_drain(pod) and not await self._kube.evict(metadata["namespace"], metadata["name"]):
-                logger.info(
-                    "evicting pod %s/%s is postponed by its disruption budget", metadata["namespace"], metadata["name"]
-                )
+            if not is_evicted_by_drain(pod):
+                continue
+            namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+            try:
+                if not await self._kube.evict(namespace, name):
+                    logger.info("the eviction of pod %s/%s waits for its PodDisruptionBudget", namespace, name)
+            except KubernetesError as error:
+                if not error.status:  # the API server is unreachable
+                    raise
+                logger.warning("pod %s/%s on node %s cannot be evicted: %s", namespace, name, node.name, error)

@@ -37,7 +37,6 @@ class Healing:
     Attributes:
         gpus: Number of GPUs before the loss; the device plugin may no longer count the lost ones.
         since: Time of the loss (RFC 3339, as all times here).
-        reported: Whether a worker reported the loss, while the node itself counts all GPUs.
         step: The last step taken; None before the first.
         at: Time of that step.
         healed: Time at which all GPUs were back; None before.
@@ -46,7 +45,6 @@ class Healing:
 
     gpus: int
     since: str
-    reported: bool = False
     step: Step | None = None
     at: str | None = None
     healed: str | None = None
@@ -61,10 +59,12 @@ class Healing:
 def healing_of(node: NodeView) -> Healing | None:
     """The healing in a node's annotation; None if the annotation is missing or invalid."""
     try:
-        found = Healing(**json.loads(node.annotations.get(GPU_HEALING, "null")))
+        content = json.loads(node.annotations.get(GPU_HEALING, "null"))
+        content.pop("reported", None)  # of earlier releases
+        found = Healing(**content)
         times = [unix_time(text) for text in (found.since, found.at, found.healed)]
         is_ours = times[0] is not None and {found.step, found.tried} <= {None, *GPU_HEALING_STEPS} and found.gpus > 0
-    except (TypeError, ValueError, RecursionError):
+    except (AttributeError, TypeError, ValueError, RecursionError):
         return None
     return found if is_ours else None
 
@@ -77,10 +77,13 @@ class Action:
         node: Its name.
         annotations: Annotations to set (None: to remove), in the same request as a change of the Node, otherwise after
             the action: every action may be repeated.
+        message: What has changed and what is done about it, for the log: the rest of a sentence that begins with the
+            node's name. Empty if the action is repeated.
     """
 
     node: str
     annotations: Mapping[str, str | None] = field(default_factory=dict)
+    message: str = ""
 
 
 class Annotate(Action):
@@ -113,11 +116,15 @@ _ACTIONS: Final[Mapping[Step, type[Action]]] = {
     "drain": Drain,
     "delete-node": DeleteNode,
 }
+_DESCRIPTIONS: Final[Mapping[Step, str]] = {
+    "cordon": "cordoning it",
+    "restart-device-plugin": "deleting the pod of its device plugin, so that a new one looks for the GPUs again",
+    "drain": "evicting its pods",
+    "delete-node": "deleting the Node, so that the autoscaler returns the machine",
+}
 
 
-def heal_gpus(
-    nodes: Collection[NodeView], reports: Mapping[str, float], settings: GpuHealing, now: float
-) -> list[Action]:
+def heal_gpus(nodes: Collection[NodeView], settings: GpuHealing, now: float) -> list[Action]:
     """The actions that are due: the next step for nodes that have lost GPUs, and the undoing for those healed.
 
     Without an allowed step there are none, and nodes that were cordoned before stay so. Two kinds of nodes are left
@@ -125,14 +132,13 @@ def heal_gpus(
 
     Args:
         nodes: All nodes.
-        reports: Unix time of the last report of a worker that it has no GPU, by the name of its node.
         settings: The allowed steps and their times.
         now: Unix time.
     """
     if not settings.steps:
         return []
     ready = [node for node in nodes if node.ready]
-    candidates = [_NodeHealth(node, healing_of(node), reports.get(node.name), settings, now) for node in ready]
+    candidates = [_NodeHealth(node, healing_of(node), settings, now) for node in ready]
     lost = sum(candidate.has_lost_gpus and candidate.next_step is not None for candidate in candidates)
     actions = (candidate.action(may_step=lost <= settings.at_once) for candidate in candidates)
     return [action for action in actions if action is not None]
@@ -144,32 +150,17 @@ class _NodeHealth:
 
     node: NodeView
     healing: Healing | None
-    report: float | None
     settings: GpuHealing
     now: float
 
     @property
     def gpus(self) -> int:
         """Number of GPUs that the node should have."""
-        remembered = self.healing.gpus if self.healing else 0
-        return max(self.node.gpu_capacity, remembered, int(self.is_reported))
-
-    @property
-    def is_reported(self) -> bool:
-        """Whether a worker has recently reported that it has no GPU, since the last step."""
-        last_step = unix_time(self.healing.at or self.healing.healed) if self.healing else None
-        return self.report is not None and self.report > max(self.now - self.settings.after_seconds, last_step or 0.0)
+        return max(self.node.gpu_capacity, self.healing.gpus if self.healing else 0)
 
     @property
     def has_lost_gpus(self) -> bool:
-        return self.node.gpu_allocatable < self.gpus or self.is_reported or self._awaits_reports()
-
-    def _awaits_reports(self) -> bool:
-        """Whether workers may still report that the last step did not help; only for a loss that a worker reported."""
-        healing = self.healing
-        if healing is None or healing.step is None:
-            return False
-        return healing.reported and self.now < self._due(healing)
+        return self.node.gpu_allocatable < self.gpus
 
     @property
     def is_handled_by_a_person(self) -> bool:
@@ -197,7 +188,7 @@ class _NodeHealth:
             if step is not None:
                 return self._take(step, healing)
         if healing != self.healing:
-            return Annotate(self.node.name, healing.annotation())
+            return Annotate(self.node.name, healing.annotation(), f"has only {self._gpus_left}")
         return Drain(self.node.name) if healing.step == "drain" else None
 
     def _healing_after_loss(self) -> Healing:
@@ -205,8 +196,7 @@ class _NodeHealth:
         if self.healing is not None and self.healing.healed is None:
             return self.healing
         tried = None if self.healing is None or self._has_lasted() else self.healing.tried
-        reported = self.node.gpu_allocatable >= self.gpus
-        return Healing(self.gpus, rfc3339(self.now), reported, tried=tried)
+        return Healing(self.gpus, rfc3339(self.now), tried=tried)
 
     def _has_lasted(self) -> bool:
         """Whether the last healing has lasted for ``relapse_seconds``."""
@@ -214,28 +204,33 @@ class _NodeHealth:
         return healed is not None and self.now >= healed + self.settings.relapse_seconds
 
     def _due(self, healing: Healing) -> float:
-        """Unix time from which the next step may be taken; the report of a worker needs no delay."""
+        """Unix time from which the next step may be taken."""
         if healing.step is None:
-            seconds = 0.0 if self.is_reported else self.settings.after_seconds
-            return (unix_time(healing.since) or self.now) + seconds
+            return (unix_time(healing.since) or self.now) + self.settings.after_seconds
         seconds = self.settings.drain_seconds if healing.step == "drain" else self.settings.step_seconds
         return (unix_time(healing.at) or self.now) + seconds
 
     def _take(self, step: Step, healing: Healing) -> Action:
         annotations = replace(healing, step=step, at=rfc3339(self.now)).annotation()
         if step == "cordon":
-            count = f"{self.node.gpu_allocatable} of {self.gpus} GPUs left"
-            annotations[CORDONED_FOR] = "a worker found no GPU" if self.is_reported else count
-        return _ACTIONS[step](self.node.name, {} if step == "delete-node" else annotations)
+            annotations[CORDONED_FOR] = self._gpus_left
+        message = f"has only {self._gpus_left}: {_DESCRIPTIONS[step]}"
+        return _ACTIONS[step](self.node.name, {} if step == "delete-node" else annotations, message)
+
+    @property
+    def _gpus_left(self) -> str:
+        return f"{self.node.gpu_allocatable} of {self.gpus} GPUs left"
 
     def _action_when_healed(self) -> Action | None:
         """The action on a node that has all its GPUs: undo the cordon, or update the annotation."""
+        message = f"has all of its {self.gpus} GPUs again"
         if CORDONED_FOR in self.node.annotations:
-            return Uncordon(self.node.name, self._healed_annotation() | {CORDONED_FOR: None})
+            annotations = self._healed_annotation() | {CORDONED_FOR: None}
+            return Uncordon(self.node.name, annotations, f"{message}: uncordoning it")
         if self.healing is None:
             return None
         if self.healing.healed is None:
-            return Annotate(self.node.name, self._healed_annotation())
+            return Annotate(self.node.name, self._healed_annotation(), message)
         return Annotate(self.node.name, {GPU_HEALING: None}) if self._has_lasted() else None
 
     def _healed_annotation(self) -> dict[str, str | None]:

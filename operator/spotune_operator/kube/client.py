@@ -56,16 +56,16 @@ class Resource:
         return "/".join(filter(None, (f"{root}/{self.group_version}{scope}/{self.plural}", name, subresource)))
 
 
-JOBS = Resource("spotune.dev/v1alpha1", "FinetuneJob", "finetunejobs")
-SERVICES = Resource("spotune.dev/v1alpha1", "ModelService", "modelservices")
-SWEEPS = Resource("spotune.dev/v1alpha1", "FinetuneSweep", "finetunesweeps")
+FINETUNE_JOBS = Resource("spotune.dev/v1alpha1", "FinetuneJob", "finetunejobs")
+MODEL_SERVICES = Resource("spotune.dev/v1alpha1", "ModelService", "modelservices")
+FINETUNE_SWEEPS = Resource("spotune.dev/v1alpha1", "FinetuneSweep", "finetunesweeps")
 CLAIMS = Resource("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 CONFIG_MAPS = Resource("v1", "ConfigMap", "configmaps")
 NETWORK_POLICIES = Resource("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 RAY_CLUSTERS = Resource("ray.io/v1", "RayCluster", "rayclusters")
 POD_MONITORS = Resource("monitoring.coreos.com/v1", "PodMonitor", "podmonitors")
 RAY_SERVICES = Resource("ray.io/v1", "RayService", "rayservices")
-ENDPOINTS = Resource("v1", "Service", "services")
+CORE_SERVICES = Resource("v1", "Service", "services")
 BUDGETS = Resource("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 INGRESSES = Resource("networking.k8s.io/v1", "Ingress", "ingresses")
 HTTP_ROUTES = Resource("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
@@ -79,10 +79,10 @@ CHILDREN: Final = {
 """The children of FinetuneJobs, by kind."""
 SERVICE_CHILDREN: Final = {
     resource.kind: resource
-    for resource in (RAY_SERVICES, ENDPOINTS, NETWORK_POLICIES, BUDGETS, INGRESSES, HTTP_ROUTES, POD_MONITORS)
+    for resource in (RAY_SERVICES, CORE_SERVICES, NETWORK_POLICIES, BUDGETS, INGRESSES, HTTP_ROUTES, POD_MONITORS)
 }
 """The children of ModelServices, by kind."""
-_APPLIED: Final = CHILDREN | SERVICE_CHILDREN | {SERVICES.kind: SERVICES}
+_APPLIED: Final = CHILDREN | SERVICE_CHILDREN | {MODEL_SERVICES.kind: MODEL_SERVICES}
 
 
 class GoneError(KubernetesError):

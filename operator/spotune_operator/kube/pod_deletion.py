@@ -31,7 +31,7 @@ class ScheduledPod(Protocol):
         """Its node."""
 
 
-async def give_notice(kube: Kube, pods: Iterable[ScheduledPod]) -> None:
+async def delete_gracefully(kube: Kube, pods: Iterable[ScheduledPod]) -> None:
     """Delete pods with their own grace period, because the cloud reclaims their nodes."""
     for pod in pods:
         logger.warning("deleting pod %s: the cloud reclaims its node %s", pod.name, pod.node)

@@ -16,10 +16,10 @@ from spotune.units.timestamps import unix_time
 from spotune_operator.children.resolved_job import JOB_LABEL
 from spotune_operator.kube.client import (
     CHILDREN,
+    MODEL_SERVICES,
     NODES,
     POD_MONITORS,
     PODS,
-    SERVICES,
     STORAGE_CLASSES,
     Kube,
 )
@@ -134,7 +134,7 @@ class Caches:
                     for each in resources
                 ],
                 Reflector(kube, PODS, pod_view, _key_of_ray_pod, changed, labels=JOB_LABEL, namespace=name),
-                Reflector(kube, SERVICES, job_service_view, _key, changed, labels=JOB_LABEL, namespace=name)
+                Reflector(kube, MODEL_SERVICES, job_service_view, _key, changed, labels=JOB_LABEL, namespace=name)
                 if settings.serving
                 else None,
             )

@@ -64,13 +64,13 @@ class Poller:
         self._changed = changed
         self._clock = clock
         self._port = port
-        self._limit = asyncio.Semaphore(settings.polls)
+        self._limit = asyncio.Semaphore(settings.max_concurrent_polls)
         self._targets: dict[JobKey, _Target] = {}
         self._session: aiohttp.ClientSession | None = None
         self._numbers = count(1)
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=self._settings.answer_seconds)
+        timeout = aiohttp.ClientTimeout(total=self._settings.poll_timeout_seconds)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         self._session = aiohttp.ClientSession(timeout=timeout, connector=connector)
         return self

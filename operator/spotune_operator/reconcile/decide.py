@@ -48,7 +48,7 @@ class Decision:
         apply: Manifests of the desired children, in order.
         delete: Children to delete.
         delete_services: ModelServices to delete.
-        give_notice: Workers to delete gracefully, so that they commit before the cloud reclaims their node.
+        delete_gracefully: Workers to delete gracefully, so that they commit before the cloud reclaims their node.
         force_delete: Pods to delete without a grace period, because no kubelet will confirm their end.
         expired: Whether the job itself is deleted, by ``ttlSecondsAfterFinished``.
         command: Command for the supervisor: ``stop`` (commit first) or ``start``; empty: none.
@@ -59,7 +59,7 @@ class Decision:
     apply: Sequence[Manifest]
     delete: Sequence[Child]
     delete_services: Sequence[JobService]
-    give_notice: Sequence[Pod]
+    delete_gracefully: Sequence[Pod]
     force_delete: Sequence[Pod]
     expired: bool
     command: Literal["stop", "start", ""]
@@ -116,7 +116,7 @@ def decide(
         apply=[manifest for manifest in manifests if manifest is not None],
         delete=[cluster] if is_deleted and cluster is not None and not cluster.deleting else [],
         delete_services=services_to_delete(context),
-        give_notice=_workers_to_notify(context),
+        delete_gracefully=_workers_to_notify(context),
         force_delete=stuck_pods(observed.pods, observed.nodes, now),
         expired=context.expires_at is not None and now >= context.expires_at,
         command=_command(context),
@@ -263,10 +263,10 @@ def _requeue_after(context: ReconcileContext) -> float | None:
     if any(counts(context.job.spec.workers, pod) for pod in observed.pods):
         waits.append(settings.poll_seconds)
     if observed.refused:
-        waits.append(settings.refused_seconds)
+        waits.append(settings.rejected_retry_seconds)
     if context.outcome is None and (observed.missing_claims is None or observed.missing_claims):
         is_new = now - observed.created < SECOND_LOOKUP_SECONDS
-        waits.append(SECOND_LOOKUP_SECONDS if is_new else settings.refused_seconds)
+        waits.append(SECOND_LOOKUP_SECONDS if is_new else settings.rejected_retry_seconds)
     last_progress = unix_time(context.previous.last_progress_time)
     if last_progress is not None and context.outcome is None and not context.must_pause:
         waits.append(last_progress + context.job.spec.retry.hang_timeout.seconds - now)

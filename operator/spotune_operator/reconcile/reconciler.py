@@ -16,9 +16,9 @@ from spotune.job import FinetuneJob, FinetuneJobStatus
 from spotune.job_file.load import parse_job
 from spotune_operator.errors import RefusedError
 from spotune_operator.kube.applier import ChildApplier
-from spotune_operator.kube.client import CHILDREN, JOBS, SERVICES, Kube, Manifest
+from spotune_operator.kube.client import CHILDREN, FINETUNE_JOBS, MODEL_SERVICES, Kube, Manifest
 from spotune_operator.kube.phase_change import OnPhaseChange, ignore
-from spotune_operator.kube.pod_deletion import force_delete, give_notice
+from spotune_operator.kube.pod_deletion import delete_gracefully, force_delete
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.kueue.scaling import is_queued, scale_operations
 from spotune_operator.observe.caches import CachedJob, Caches
@@ -70,14 +70,14 @@ class Reconciler:
         self._restarts = RestartMetrics(metrics, clock)
         self._status: StatusWriter[CachedJob, FinetuneJobStatus] = StatusWriter(
             kube,
-            JOBS,
+            FINETUNE_JOBS,
             lambda job, previous, status: job_events(job, previous, status, clock()),
             self._written,
             phase_changed,
         )
         self._desired = DesiredChildrenCache(must_keep=poller.is_polling)
         self._applier = ChildApplier(kube, caches.version_of)
-        self._claims = ExistingClaims(kube, settings.refused_seconds, clock)
+        self._claims = ExistingClaims(kube, settings.rejected_retry_seconds, clock)
         self._refused: dict[JobKey, dict[str, str]] = {}
         self._last_change: dict[JobKey, tuple[int, float]] = {}
 
@@ -128,7 +128,7 @@ class Reconciler:
         newest = self._caches.job(job.key)
         if newest is not None and newest.uid == job.uid and newest.generation == job.generation:
             logger.info("deleting %s/%s: its ttlSecondsAfterFinished is over", *job.key)
-            await self._kube.delete(JOBS, *job.key, job.uid, version=str(newest.version))
+            await self._kube.delete(FINETUNE_JOBS, *job.key, job.uid, version=str(newest.version))
 
     async def _write(self, job: CachedJob, previous: FinetuneJobStatus, status: FinetuneJobStatus) -> bool:
         """Write a status that has changed; returns whether the job still exists."""
@@ -191,12 +191,12 @@ class Reconciler:
 
     async def _execute(self, job: CachedJob, decision: Decision, observed: Observed) -> None:
         key = job.key
-        await give_notice(self._kube, decision.give_notice)  # first, because the node has only seconds left
+        await delete_gracefully(self._kube, decision.delete_gracefully)  # first, because the node has only seconds left
         errors = await asyncio.gather(*(self._apply(job, manifest, observed) for manifest in decision.apply))
         for child in decision.delete:
             await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
         for service in decision.delete_services:
-            await self._kube.delete(SERVICES, service.namespace, service.name, service.uid)
+            await self._kube.delete(MODEL_SERVICES, service.namespace, service.name, service.uid)
         await force_delete(self._kube, decision.force_delete)
         if decision.command:
             await self._poller.send_command(key, decision.command)
@@ -209,9 +209,9 @@ class Reconciler:
     async def _apply(self, job: CachedJob, manifest: Manifest, observed: Observed) -> str:
         """Apply a child; returns why it was rejected, empty if it was not."""
         kind, name = manifest["kind"], manifest["metadata"]["name"]
-        child = observed.services.get(name) if kind == SERVICES.kind else observed.children.get(kind)
-        if child is None and kind == SERVICES.kind:  # users choose its name, so it may be taken
-            found = await self._kube.find(SERVICES, job.namespace, name)
+        child = observed.services.get(name) if kind == MODEL_SERVICES.kind else observed.children.get(kind)
+        if child is None and kind == MODEL_SERVICES.kind:  # users choose its name, so it may be taken
+            found = await self._kube.find(MODEL_SERVICES, job.namespace, name)
             if found is not None and controller_uid(found) != job.uid:
                 return not_of_this_job(name)
         if isinstance(child, Child) and not child.deleting and is_queued(manifest):

@@ -31,7 +31,7 @@ class ReconcileWorkers:
 
     def __init__(self, kind: Literal["job", "service", "sweep"], settings: Settings, metrics: Metrics) -> None:
         self._kind: Literal["job", "service", "sweep"] = kind
-        self._settle_seconds = settings.settle_seconds
+        self._debounce_seconds = settings.debounce_seconds
         self._metrics = metrics
         self._queue: WorkQueue[JobKey] = WorkQueue(settings.retry_seconds, settings.retry_max_seconds)
         self._reconciling_since: dict[JobKey, float] = {}
@@ -42,7 +42,7 @@ class ReconcileWorkers:
 
     def enqueue(self, key: JobKey) -> None:
         """Reconcile an object that changed, a moment later: one reconcile handles a burst of events."""
-        self._queue.add(key, self._settle_seconds)
+        self._queue.add(key, self._debounce_seconds)
 
     def hung(self, max_seconds: float) -> list[JobKey]:
         """Objects whose reconcile takes longer than this."""

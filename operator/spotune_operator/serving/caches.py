@@ -14,11 +14,11 @@ from spotune_operator.kube.applier import ChildKey
 from spotune_operator.kube.cached_resource import CachedResource, WrittenVersions
 from spotune_operator.kube.client import (
     HTTP_ROUTES,
+    MODEL_SERVICES,
     POD_MONITORS,
     PODS,
     RAY_CLUSTERS,
     SERVICE_CHILDREN,
-    SERVICES,
     Kube,
 )
 from spotune_operator.kube.reflector import Reflector
@@ -83,7 +83,7 @@ class ServiceCaches:
         self._written: WrittenVersions[CachedService] = WrittenVersions()
         self._namespaces = {
             name: _Namespace(
-                Reflector(kube, SERVICES, CachedService.of, lambda found: found.key, changed, namespace=name),
+                Reflector(kube, MODEL_SERVICES, CachedService.of, lambda found: found.key, changed, namespace=name),
                 [
                     Reflector(
                         kube,

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from spotune.job.training.metric import lower_is_better
 from spotune.service import PromotionSpec
 from spotune_operator.serving.gateway_stats import Histogram, VersionCounters
 
-_LOSS: Final = "loss"
-"""The only metric of which less is better."""
 _ONE_SIDED_95: Final = 1.645
 """Quantile of the normal distribution: chance alone exceeds it once in twenty times."""
 
@@ -55,7 +54,7 @@ def compare_metric(
         return MetricComparison()
     new, old = candidate[name], served[name]
     allowed = abs(old) * condition.not_worse_by
-    if new <= old + allowed if name == _LOSS else new >= old - allowed:
+    if new <= old + allowed if lower_is_better(name) else new >= old - allowed:
         return MetricComparison()
     return MetricComparison(f"{name} {new:.4g} against {old:.4g}", is_worse=True)
 

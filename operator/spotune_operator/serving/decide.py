@@ -48,7 +48,7 @@ class ServiceDecision:
         apply: Manifests of the desired children, in order.
         delete: Children to delete.
         resize: Changes of the numbers of pods of running clusters.
-        give_notice: Replicas to delete gracefully, so that Ray drains them before the cloud reclaims their node.
+        delete_gracefully: Replicas to delete gracefully, so that Ray drains them before the cloud reclaims their node.
         force_delete: Pods to delete without a grace period, because no kubelet will confirm their end.
         replace: Pods to delete because Ray uses them for no replica though one waits for a pod.
         give_up: Ray clusters to delete because KubeRay replaces them, and none has got requests yet.
@@ -59,7 +59,7 @@ class ServiceDecision:
     apply: Sequence[Manifest]
     delete: Sequence[ServiceChild]
     resize: Sequence[Resize]
-    give_notice: Sequence[ServicePod]
+    delete_gracefully: Sequence[ServicePod]
     force_delete: Sequence[ServicePod]
     replace: Sequence[ServicePod]
     give_up: Sequence[RayClusterView]
@@ -108,7 +108,7 @@ def decide_service(
         delete=_unwanted(service, children, observed),
         resize=cluster_resizes(resolved, observed.clusters, _removable(previous, observed)) if resolved else [],
         status=_status(context, resolved, previous, generation, now),
-        give_notice=_replicas_to_notify(observed) if settings.heed_preemption else [],
+        delete_gracefully=_replicas_to_notify(observed) if settings.heed_preemption else [],
         force_delete=stuck_pods(observed.pods, observed.nodes, now),
         replace=_pods_to_replace(observed, now),
         give_up=_clusters_to_delete(observed) if is_applied else [],
@@ -163,7 +163,7 @@ def _requeue_after(observed: ObservedService, settings: Settings) -> float | Non
     if observed.unused_pods:
         return _UNPLACED_REPLICA_SECONDS
     may_lack_claim = observed.missing_claims is None or bool(observed.missing_claims)
-    return settings.refused_seconds if observed.refused or may_lack_claim else None
+    return settings.rejected_retry_seconds if observed.refused or may_lack_claim else None
 
 
 def _is_applied(desired: Sequence[Manifest], observed: ObservedService) -> bool:

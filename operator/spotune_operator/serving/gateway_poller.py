@@ -114,9 +114,9 @@ class GatewayPoller:
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        timeout = aiohttp.ClientTimeout(total=self._settings.answer_seconds)
+        timeout = aiohttp.ClientTimeout(total=self._settings.poll_timeout_seconds)
         self._session = aiohttp.ClientSession(
-            timeout=timeout, connector=aiohttp.TCPConnector(limit=self._settings.polls, force_close=True)
+            timeout=timeout, connector=aiohttp.TCPConnector(limit=self._settings.max_concurrent_polls, force_close=True)
         )
         return self
 

@@ -17,9 +17,9 @@ from spotune.service import ModelService, ModelServiceStatus
 from spotune_operator.children.serving.groups import GATEWAY, REPLICAS
 from spotune_operator.errors import NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
-from spotune_operator.kube.client import RAY_CLUSTERS, SERVICE_CHILDREN, SERVICES, Kube
+from spotune_operator.kube.client import MODEL_SERVICES, RAY_CLUSTERS, SERVICE_CHILDREN, Kube
 from spotune_operator.kube.phase_change import OnPhaseChange, ignore
-from spotune_operator.kube.pod_deletion import force_delete, give_notice, replace_unused
+from spotune_operator.kube.pod_deletion import delete_gracefully, force_delete, replace_unused
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.existing_claims import ExistingClaims
@@ -65,9 +65,9 @@ class ServiceReconciler:
         self._settings = settings
         self._clock = clock
         self._applier = ChildApplier(kube, caches.version_of)
-        self._claims = ExistingClaims(kube, settings.refused_seconds, clock)
+        self._claims = ExistingClaims(kube, settings.rejected_retry_seconds, clock)
         self._status: StatusWriter[CachedService, ModelServiceStatus] = StatusWriter(
-            kube, SERVICES, self._events, caches.put_written, phase_changed
+            kube, MODEL_SERVICES, self._events, caches.put_written, phase_changed
         )
         self._refused: dict[ServiceKey, dict[str, str]] = {}
 
@@ -111,7 +111,7 @@ class ServiceReconciler:
         except JobError as error:
             status = stalled_service(previous, error, observed, service.generation, self._clock())
             await self._status.write(service, previous, status)
-            return self._settings.refused_seconds  # an object that the error is about may have changed
+            return self._settings.rejected_retry_seconds  # an object that the error is about may have changed
         if not await self._status.write(service, previous, decision.status):
             return None
         await self._execute(key, decision, observed)
@@ -134,7 +134,7 @@ class ServiceReconciler:
         )
 
     async def _execute(self, key: ServiceKey, decision: ServiceDecision, observed: ObservedService) -> None:
-        await give_notice(self._kube, decision.give_notice)  # first, because the node has only seconds left
+        await delete_gracefully(self._kube, decision.delete_gracefully)  # first, because the node has only seconds left
         await force_delete(self._kube, decision.force_delete)
         await replace_unused(self._kube, decision.replace)
         refused: dict[str, str] = {}
@@ -177,7 +177,7 @@ class ServiceReconciler:
         self, service: CachedService, previous: ModelServiceStatus, status: ModelServiceStatus
     ) -> Iterator[dict[str, Any]]:
         """The Events for the difference of two statuses."""
-        involved = Involved(SERVICES.kind, service.namespace, service.name, service.uid)
+        involved = Involved(MODEL_SERVICES.kind, service.namespace, service.name, service.uid)
         return condition_events(involved, previous.conditions, status.conditions, self._clock())
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from spotune.sweep import SWEEP_KIND
 from spotune_operator.children.trial import SWEEP_LABEL
 from spotune_operator.kube.cached_resource import CachedResource, WrittenVersions
-from spotune_operator.kube.client import JOBS, SWEEPS, Kube
+from spotune_operator.kube.client import FINETUNE_JOBS, FINETUNE_SWEEPS, Kube
 from spotune_operator.kube.reflector import Reflector
 from spotune_operator.settings import Settings
 from spotune_operator.sweeps.state import SweepKey, TrialJob, trial_job_view
@@ -33,11 +33,11 @@ class SweepCaches:
     def __init__(self, kube: Kube, settings: Settings, changed: Callable[[SweepKey], None]) -> None:
         self._written: WrittenVersions[CachedSweep] = WrittenVersions()
         self._sweeps = {
-            name: Reflector(kube, SWEEPS, CachedSweep.of, lambda found: found.key, changed, namespace=name)
+            name: Reflector(kube, FINETUNE_SWEEPS, CachedSweep.of, lambda found: found.key, changed, namespace=name)
             for name in settings.namespaces
         }
         self._trials = {
-            name: Reflector(kube, JOBS, trial_job_view, _key, changed, labels=SWEEP_LABEL, namespace=name)
+            name: Reflector(kube, FINETUNE_JOBS, trial_job_view, _key, changed, labels=SWEEP_LABEL, namespace=name)
             for name in settings.namespaces
         }
 

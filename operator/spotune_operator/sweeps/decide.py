@@ -109,7 +109,7 @@ def decide_sweep(
         }
     )
     expires_at = _expires_at(context, status)
-    waits = [settings.refused_seconds] if context.blocked else []
+    waits = [settings.rejected_retry_seconds] if context.blocked else []
     if expires_at is not None:
         waits.append(max(0.0, expires_at - now) + 0.1)
     return SweepDecision(

@@ -15,7 +15,7 @@ from spotune.job_file.load import parse_sweep
 from spotune.job_file.yaml_file import Document
 from spotune.sweep import FinetuneSweep, FinetuneSweepStatus
 from spotune_operator.errors import NotFoundError, RefusedError
-from spotune_operator.kube.client import JOBS, SWEEPS, Kube
+from spotune_operator.kube.client import FINETUNE_JOBS, FINETUNE_SWEEPS, Kube
 from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import Caches
@@ -57,7 +57,7 @@ class SweepReconciler:
         self._clock = clock
         self._status: StatusWriter[CachedSweep, FinetuneSweepStatus] = StatusWriter(
             kube,
-            SWEEPS,
+            FINETUNE_SWEEPS,
             lambda sweep, previous, status: sweep_events(sweep, previous, status, clock()),
             self._written,
             phase_changed,
@@ -102,7 +102,7 @@ class SweepReconciler:
         if decision.expired:
             if newest is not None and newest.uid == cached.uid and newest.generation == cached.generation:
                 logger.info("deleting sweep %s/%s: its ttlSecondsAfterFinished is over", *key)
-                await self._kube.delete(SWEEPS, *key, cached.uid, version=str(newest.version))
+                await self._kube.delete(FINETUNE_SWEEPS, *key, cached.uid, version=str(newest.version))
             return None
         await self._execute(key, decision)
         if self._refused.get(key, {}).keys() != observed.refused.keys():
@@ -129,7 +129,7 @@ class SweepReconciler:
         for manifest in decision.create:
             name = manifest["metadata"]["name"]
             try:
-                if await self._kube.create(JOBS, manifest):
+                if await self._kube.create(FINETUNE_JOBS, manifest):
                     self._created.setdefault(key, set()).add(name)
             except RefusedError as error:
                 logger.warning("creating FinetuneJob %s failed: %s", name, error)
@@ -142,7 +142,9 @@ class SweepReconciler:
     async def _patch(self, patch: TrialPatch) -> None:
         metadata = {**patch.changes["metadata"], "uid": patch.job.uid}
         try:
-            await self._kube.patch(JOBS, patch.job.namespace, patch.job.name, {**patch.changes, "metadata": metadata})
+            await self._kube.patch(
+                FINETUNE_JOBS, patch.job.namespace, patch.job.name, {**patch.changes, "metadata": metadata}
+            )
         except NotFoundError:  # it was deleted since: its event causes another reconcile
             return
 

@@ -37,17 +37,18 @@ class World:
 
     settings: GpuHealing = ALL
     nodes: dict[str, NodeView] = field(default_factory=lambda: {"gpu": GPU})
-    reports: dict[str, float] = field(default_factory=dict)
     now: float = NOW
+    messages: list[str] = field(default_factory=list)
 
     def set(self, name: str = "gpu", **changes: Any) -> None:
         self.nodes[name] = replace(self.nodes[name], **changes)
 
     def look(self) -> list[type[Action]]:
         """The actions of one check, each with the state of its node before it."""
-        actions = heal_gpus(list(self.nodes.values()), self.reports, self.settings, self.now)
+        actions = heal_gpus(list(self.nodes.values()), self.settings, self.now)
         for action in actions:
             self._carry_out(action)
+            self.messages += [action.message] if action.message else []
         return [type(action) for action in actions]
 
     def _carry_out(self, action: Action) -> None:
@@ -85,6 +86,27 @@ def test_steps_are_taken_in_order_until_the_node_is_deleted() -> None:
         (960, DeleteNode),
     ]
     assert list(world.nodes) == ["other"]
+
+
+def test_messages_say_what_has_changed_and_what_is_done() -> None:
+    world = World(nodes={"gpu": BROKEN, "other": replace(GPU, name="other")})
+    world.run(1200)
+    assert world.messages == [
+        "has only 1 of 2 GPUs left",
+        "has only 1 of 2 GPUs left: cordoning it",
+        "has only 1 of 2 GPUs left: deleting the pod of its device plugin, so that a new one looks for the GPUs again",
+        "has only 1 of 2 GPUs left: evicting its pods",
+        "has only 1 of 2 GPUs left: deleting the Node, so that the autoscaler returns the machine",
+    ]
+
+
+def test_message_about_a_healed_node_does_not_say_that_it_has_lost_gpus() -> None:
+    world = World(nodes={"gpu": BROKEN})
+    world.run(250)
+    world.set(gpu_allocatable=2)
+    world.messages.clear()
+    world.run(7200)
+    assert world.messages == ["has all of its 2 GPUs again: uncordoning it"]
 
 
 def test_drain_is_repeated_until_the_next_step() -> None:
@@ -162,36 +184,6 @@ def test_loss_after_the_relapse_time_starts_over() -> None:
         assert kinds(world.run(300)) == [Cordon, RestartDevicePlugin]
 
 
-def test_report_of_a_worker_without_gpu_needs_no_delay() -> None:
-    world = World(reports={"gpu": NOW - 10})
-    assert world.look() == [Cordon]
-    assert world.nodes["gpu"].annotations[CORDONED_FOR] == "a worker found no GPU"
-
-
-def test_repeated_report_of_a_worker_leads_to_the_next_step() -> None:
-    world = World(reports={"gpu": NOW - 10})
-    world.look()
-    for expected in ([RestartDevicePlugin], [Drain], [DeleteNode]):
-        world.now += world.settings.step_seconds - 1
-        assert set(world.look()) <= {Drain}
-        world.now += world.settings.drain_seconds if expected == [DeleteNode] else 1
-        world.reports["gpu"] = world.now - 1
-        assert world.look() == expected
-
-
-def test_node_without_further_reports_is_healed() -> None:
-    world = World(reports={"gpu": NOW - 10})
-    assert world.run(600) == [(0, Cordon), (120, Uncordon)]
-    world.reports["gpu"] = world.now - 1
-    assert kinds(world.run(60)) == [Cordon]
-    world.reports["gpu"] = world.now - 1
-    assert kinds(world.run(100)) == [RestartDevicePlugin]
-
-
-def test_old_report_of_a_worker_is_ignored() -> None:
-    assert World(reports={"gpu": NOW - 200, "no-such-node": NOW}).look() == []
-
-
 def test_node_cordoned_by_a_person_is_left_alone() -> None:
     world = World(nodes={"gpu": replace(BROKEN, unschedulable=True)})
     assert world.run(7200) == []
@@ -254,10 +246,20 @@ def test_annotation_round_trips() -> None:
     assert json.loads(world.nodes["gpu"].annotations[GPU_HEALING]) == {
         "gpus": 2,
         "since": "2027-01-15T08:00:00Z",
-        "reported": False,
         "step": "cordon",
         "at": "2027-01-15T08:02:00Z",
     }
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_healing_of_an_earlier_release_continues(reported: bool) -> None:
+    world = World(nodes={"gpu": BROKEN})
+    world.run(130)
+    content = json.loads(world.nodes["gpu"].annotations[GPU_HEALING]) | {"reported": reported}
+    annotations = {**world.nodes["gpu"].annotations, GPU_HEALING: json.dumps(content)}
+    world.set(annotations=annotations)
+    assert kinds(world.run(120)) == [RestartDevicePlugin]
+    assert "reported" not in json.loads(world.nodes["gpu"].annotations[GPU_HEALING])
 
 
 def owned_by(kind: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import yaml
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 from spotune_operator.kube.client import (
     EVENTS,
-    JOBS,
+    FINETUNE_JOBS,
     NODES,
     PODS,
     RAY_CLUSTERS,
@@ -87,7 +87,7 @@ def test_applied_manifest_is_valid_yaml(text: str) -> None:
     async def test() -> None:
         async with talking(answer()) as (kube, server):
             await kube.apply({**CLAIM, "data": {text: text}})
-            await kube.patch(JOBS, "team", "a", {"status": {"phase": text}}, "status")
+            await kube.patch(FINETUNE_JOBS, "team", "a", {"status": {"phase": text}}, "status")
         applied, patched = server.asked
         assert yaml.safe_load(applied.text)["data"] == {text: text}
         assert json.loads(patched.text) == {"status": {"phase": text}}
@@ -98,7 +98,7 @@ def test_applied_manifest_is_valid_yaml(text: str) -> None:
 def test_status_is_merged() -> None:
     async def test() -> None:
         async with talking(answer()) as (kube, server):
-            await kube.patch(JOBS, "team", "a", {"status": {"step": 3}}, "status")
+            await kube.patch(FINETUNE_JOBS, "team", "a", {"status": {"step": 3}}, "status")
             await kube.patch(NODES, "", "n1", {"spec": {"unschedulable": True}})
         first, second = server.asked
         assert first.words == "PATCH /apis/spotune.dev/v1alpha1/namespaces/team/finetunejobs/a/status"
@@ -293,7 +293,7 @@ def test_every_request_is_counted_by_verb_and_kind() -> None:
         async with talking(answer({"items": [], "metadata": {"resourceVersion": "1"}})) as (kube, _):
             kube.count = lambda verb, plural: counted.append((verb, plural))
             await kube.apply(CLAIM)
-            await kube.patch(JOBS, "team", "a", {}, "status")
+            await kube.patch(FINETUNE_JOBS, "team", "a", {}, "status")
             await kube.evict("team", "p")
             await kube.pods_of(namespace="team", labels="a=b", fields="spec.nodeName=n1")
             async for _page in kube.pages(NODES, "", ""):

@@ -11,7 +11,7 @@ import pytest
 
 from spotune.service import ModelServiceStatus
 from spotune_operator.errors import KubernetesError, NotFoundError
-from spotune_operator.kube.client import SERVICES, Resource
+from spotune_operator.kube.client import MODEL_SERVICES, Resource
 from spotune_operator.kube.phase_change import PhaseChange
 from spotune_operator.kube.status_writer import StatusWriter
 
@@ -67,7 +67,7 @@ class Bench:
     changes: list[PhaseChange] = field(default_factory=list)
 
     def write(self, cached: Cached, previous: ModelServiceStatus, status: ModelServiceStatus) -> bool:
-        writer = StatusWriter(self.server, SERVICES, self._events, self.written.append, self.changes.append)
+        writer = StatusWriter(self.server, MODEL_SERVICES, self._events, self.written.append, self.changes.append)
         return asyncio.run(writer.write(cached, previous, status))
 
     def _events(
@@ -82,7 +82,7 @@ def test_changed_fields_are_written_after_the_events() -> None:
     assert bench.server.requests == [
         ("POST events", {"about": "u1", "from": "Deploying", "to": "Serving"}),
         (
-            f"PATCH /apis/spotune.dev/v1alpha1/namespaces/team/{SERVICES.plural}/answers/status",
+            f"PATCH /apis/spotune.dev/v1alpha1/namespaces/team/{MODEL_SERVICES.plural}/answers/status",
             {"metadata": {"uid": "u1"}, "status": {"phase": "Serving", "readyReplicas": 1}},
         ),
     ]

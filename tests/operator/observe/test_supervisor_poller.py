@@ -28,7 +28,7 @@ from tests.operator.support.local_server import (
 
 KEY = ("team", "job")
 IP = "127.0.0.1"
-FAST = Settings(poll_seconds=0.01, start_poll_seconds=0.01, answer_seconds=0.25)
+FAST = Settings(poll_seconds=0.01, start_poll_seconds=0.01, poll_timeout_seconds=0.25)
 TRAINING = {"phase": "Training", "step": 3, "supervisor": {"state": "running"}}
 NOW = 1_800_000_000.0
 
@@ -266,7 +266,9 @@ def test_polls_are_limited_and_a_silent_supervisor_blocks_no_other() -> None:
         return web.json_response(TRAINING)
 
     async def test() -> None:
-        async with watched(slow, settings=replace(FAST, polls=3, poll_seconds=0.05, answer_seconds=20.0)) as now:
+        async with watched(
+            slow, settings=replace(FAST, max_concurrent_polls=3, poll_seconds=0.05, poll_timeout_seconds=20.0)
+        ) as now:
             for number in range(2, 20):
                 now.poller.set_target(("team", f"job-{number}"), IP)
             now.poller.set_target(("team", "silent"), "127.0.0.98")
@@ -292,7 +294,7 @@ def test_stop_and_start_are_sent_and_their_response_is_stored() -> None:
         return web.json_response(TRAINING | {"supervisor": {"state": state}})
 
     async def test() -> None:
-        async with watched(supervisor, settings=replace(FAST, stop_seconds=45.0, answer_seconds=20.0)) as now:
+        async with watched(supervisor, settings=replace(FAST, stop_seconds=45.0, poll_timeout_seconds=20.0)) as now:
             await now.until(lambda poll: poll.response is not None)
             await now.poller.send_command(KEY, "stop")
             assert (now.poll.progress.supervisor.state, now.poll.progress.step) == ("stopping", 3)
@@ -325,7 +327,7 @@ def test_response_to_an_earlier_request_does_not_replace_that_of_a_command() -> 
 
     async def test() -> None:
         times = count(int(NOW))
-        settings = replace(FAST, answer_seconds=20.0)
+        settings = replace(FAST, poll_timeout_seconds=20.0)
         async with watched(supervisor, settings=settings, clock=lambda: float(next(times))) as now:
             await now.until(lambda poll: poll.response is not None)
             is_late.set()
@@ -342,7 +344,9 @@ def test_response_to_an_earlier_request_does_not_replace_that_of_a_command() -> 
 @pytest.mark.parametrize("bad", [silence, failure(500, "broken"), answer("<html>"), stream(b"{", cut=True)])
 def test_failed_command_is_ignored(bad: Answer) -> None:
     async def test() -> None:
-        async with watched(answer(TRAINING), settings=replace(FAST, poll_seconds=60.0, answer_seconds=1.0)) as now:
+        async with watched(
+            answer(TRAINING), settings=replace(FAST, poll_seconds=60.0, poll_timeout_seconds=1.0)
+        ) as now:
             await now.until(lambda poll: poll.response is not None)
             now.server.respond_with(bad)
             await now.poller.send_command(KEY, "stop")

@@ -39,7 +39,7 @@ def test_new_pods_avoid_the_node_and_the_pod_there_is_replaced() -> None:
     hashes = template_hashes(before.pinned)  # type: ignore[arg-type]
     first = with_unfit_node(scenario)
     assert affinities(first) == [[{"matchFields": [AVOIDS_N2]}]]
-    assert list(first.give_notice) == [], "its replacement might come to the same node"
+    assert list(first.delete_gracefully) == [], "its replacement might come to the same node"
     assert [(each.node, each.since) for each in scenario.status.unfit_nodes] == [("n2", "2027-01-15T08:00:00Z")]
     assert scenario.condition("NodesFit").message == f"left out until they are booted again: n2: {ECC['reason']}"
     (event,) = job_events(JOB, before, scenario.status, 1.8e9)
@@ -47,7 +47,7 @@ def test_new_pods_avoid_the_node_and_the_pod_there_is_replaced() -> None:
     assert event["message"] == f"node n2 is left out: {ECC['reason']}"
 
     second = scenario.decide()
-    assert {pod.node for pod in second.give_notice} == {"n2"}
+    assert {pod.node for pod in second.delete_gracefully} == {"n2"}
     assert template_hashes(scenario.status.pinned) == hashes, "running pods must not count as outdated"  # type: ignore[arg-type]
     assert cluster_of(second)["suspend"] is False
 
@@ -67,7 +67,7 @@ def test_each_alternative_of_the_provider_excludes_the_node() -> None:
 def test_pod_whose_rank_still_commits_is_left_alone() -> None:
     scenario = training_scenario()
     with_unfit_node(scenario, inUse=True)
-    assert list(scenario.decide().give_notice) == []
+    assert list(scenario.decide().delete_gracefully) == []
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_node_that_was_booted_again_may_be_used(nodes: dict[str, NodeView]) -> N
     scenario.observe(nodes=nodes)
     decision = scenario.decide()
     assert affinities(decision) == [None]
-    assert list(decision.give_notice) == []
+    assert list(decision.delete_gracefully) == []
 
 
 def test_templates_of_a_job_in_a_queue_do_not_change() -> None:
     scenario = training_scenario(cluster={"provider": "none", "queueName": "gpus"})
     assert affinities(with_unfit_node(scenario)) == [None]
-    assert list(scenario.decide().give_notice) == []
+    assert list(scenario.decide().delete_gracefully) == []
     assert scenario.condition("NodesFit").status == "False"
 
 

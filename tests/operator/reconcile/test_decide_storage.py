@@ -97,7 +97,7 @@ def test_missing_claim_stalls_a_job_whose_pods_wait_for_it() -> None:
     decision = scenario.decide()
     assert {each["kind"] for each in decision.apply} >= {"ConfigMap", "RayCluster"}, "its pods start once it exists"
     assert (decision.status.phase, scenario.condition("Stalled").reason) == ("Stalled", "ClaimNotFound")
-    assert decision.requeue_after == pytest.approx(scenario.settings.refused_seconds, abs=1.0)
+    assert decision.requeue_after == pytest.approx(scenario.settings.rejected_retry_seconds, abs=1.0)
     scenario.observe(missing_claims=[])
     decision = scenario.decide()
     assert (decision.status.phase, scenario.is_true("Stalled")) == ("Provisioning", False)
@@ -116,4 +116,4 @@ def test_claim_that_could_not_be_looked_up_stops_nothing() -> None:
     scenario.observe(missing_claims=None)
     decision = scenario.decide()
     assert (decision.status.phase, scenario.condition("StorageReady").reason) == ("Provisioning", "ExistingClaim")
-    assert decision.requeue_after == pytest.approx(scenario.settings.refused_seconds, abs=1.0)
+    assert decision.requeue_after == pytest.approx(scenario.settings.rejected_retry_seconds, abs=1.0)

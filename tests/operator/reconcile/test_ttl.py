@@ -52,7 +52,7 @@ def test_an_ended_job_is_deleted_and_its_end_is_told(tmp_path: Path) -> None:
             storage_class = CLASSES["shared"] | {"metadata": {"name": "shared", "uid": "uid-class"}}
             server.objects |= {"finetunejobs": [stored(body, status)], "storageclasses": [storage_class]}
             targets = json.dumps([{"name": "hook", "urlFile": str(url)}])
-            settings = Settings(port=0, host="127.0.0.1", image="i:1", settle_seconds=0, notifications=targets)
+            settings = Settings(port=0, host="127.0.0.1", image="i:1", debounce_seconds=0, notifications=targets)
             return await deleted(server, "finetunejobs", Manager(kube, settings)), receiver
 
     [request], receiver = asyncio.run(run())
@@ -73,7 +73,7 @@ def test_an_ended_sweep_is_deleted() -> None:
         status = scenario.status.model_dump(mode="json", exclude_none=True)
         async with api_server() as (server, kube):
             server.objects["finetunesweeps"] = [stored(sweep, status)]
-            settings = Settings(port=0, host="127.0.0.1", image="i:1", settle_seconds=0)
+            settings = Settings(port=0, host="127.0.0.1", image="i:1", debounce_seconds=0)
             later = max(scenario.now, NOW) + 61
             return await deleted(server, "finetunesweeps", Manager(kube, settings, lambda: later))
 

@@ -16,7 +16,7 @@ from spotune_operator.settings import Settings
 from tests.operator.support.api_server import ApiServer, api_server
 from tests.operator.support.local_server import answer, failure, silence
 
-SETTINGS = Settings(host="127.0.0.1", port=0, image="spotune/trainer:1", settle_seconds=0.0, retry_seconds=0.05)
+SETTINGS = Settings(host="127.0.0.1", port=0, image="spotune/trainer:1", debounce_seconds=0.0, retry_seconds=0.05)
 METADATA = {"name": "job", "namespace": "team", "uid": "uid-1", "generation": 1, "resourceVersion": "5"}
 JOB = {
     "apiVersion": "spotune.dev/v1alpha1",

@@ -20,7 +20,7 @@ from spotune_operator.runtime.workers import ReconcileWorkers
 from spotune_operator.settings import Settings
 
 KEY, OTHER = ("team", "a"), ("team", "b")
-SETTINGS = Settings(settle_seconds=0.0, retry_seconds=0.001, retry_max_seconds=0.004)
+SETTINGS = Settings(debounce_seconds=0.0, retry_seconds=0.001, retry_max_seconds=0.004)
 
 
 @dataclass

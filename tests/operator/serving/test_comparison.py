@@ -27,6 +27,13 @@ def version(requests: float = 100, errors: float = 0, seconds: list[float] | Non
         ("loss", 1.04, 1.0, False),
         ("loss", 1.06, 1.0, True),
         ("loss", 0.5, 1.0, False),
+        ("kl", 0.5, 1.0, False),
+        ("kl", 1.06, 1.0, True),
+        ("rewardRejected", -1.5, -1.0, False),
+        ("rewardRejected", -0.94, -1.0, True),
+        ("wikitext/word_perplexity", 8.0, 10.0, False),
+        ("wikitext/word_perplexity", 10.6, 10.0, True),
+        ("arc_easy/acc", 0.5, 0.6, True),
         ("accuracy", 0.96, 1.0, False),
         ("accuracy", 0.94, 1.0, True),
         ("accuracy", 1.5, 1.0, False),
@@ -34,7 +41,7 @@ def version(requests: float = 100, errors: float = 0, seconds: list[float] | Non
         ("reward", -1.06, -1.0, True),
     ],
 )
-def test_less_loss_and_more_of_every_other_metric_is_better(
+def test_lower_values_are_better_for_losses_and_perplexities_and_higher_ones_otherwise(
     metric: str, new: float, old: float, is_worse: bool
 ) -> None:
     condition = PromotionSpec(metric=metric, not_worse_by=0.05)

@@ -80,9 +80,9 @@ def test_replicas_get_a_notice_when_the_cloud_reclaims_their_node() -> None:
     scenario.serves()
     pods = [replace(pod, node="n1") for pod in scenario.observed.pods]
     scenario.observe(pods=pods, nodes={"n1": NodeView("n1", reclaimed=True)})
-    assert [pod.component for pod in scenario.decide().give_notice] == ["replicas"]
+    assert [pod.component for pod in scenario.decide().delete_gracefully] == ["replicas"]
     scenario.settings = SETTINGS
-    assert not scenario.decide().give_notice
+    assert not scenario.decide().delete_gracefully
 
 
 def test_the_former_version_is_served_until_the_new_one_is_ready() -> None:
@@ -322,7 +322,7 @@ def test_a_refused_child_is_tried_again() -> None:
     scenario = Scenario()
     scenario.serves()
     scenario.observe(refused={"Ingress": "the host is taken"})
-    assert scenario.decide().requeue_after == scenario.settings.refused_seconds
+    assert scenario.decide().requeue_after == scenario.settings.rejected_retry_seconds
     assert "rejected the Ingress: the host is taken" in scenario.condition("Stalled").message
 
 

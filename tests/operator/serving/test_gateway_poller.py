@@ -14,7 +14,7 @@ from spotune_operator.serving.gateway_stats import Traffic
 from spotune_operator.settings import Settings
 
 KEY = ("team", "answers")
-SETTINGS = Settings(poll_seconds=0.05, start_poll_seconds=0.02, answer_seconds=5.0)
+SETTINGS = Settings(poll_seconds=0.05, start_poll_seconds=0.02, poll_timeout_seconds=5.0)
 _PATIENCE_SECONDS = 30.0
 
 
@@ -170,7 +170,7 @@ def test_a_service_without_gateways_is_not_polled() -> None:
 # Replicas
 
 PODS = [("a", "10:00"), ("b", "10:00")]
-RARELY = Settings(poll_seconds=3600.0, start_poll_seconds=0.01, answer_seconds=30.0)
+RARELY = Settings(poll_seconds=3600.0, start_poll_seconds=0.01, poll_timeout_seconds=30.0)
 """Only a change of pods causes another poll, once all replicas run."""
 
 

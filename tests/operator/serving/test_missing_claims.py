@@ -44,7 +44,7 @@ def bench(kube: KubeWithClaims) -> Bench:
 
 
 def test_a_service_waits_for_the_claims_that_it_names(bench: Bench, kube: KubeWithClaims) -> None:
-    assert bench.reconcile() == SETTINGS.refused_seconds
+    assert bench.reconcile() == SETTINGS.rejected_retry_seconds
     assert bench.condition("Stalled")["reason"] == "ClaimNotFound"
     assert kube.applied == []
     kube.claims = ["models"]

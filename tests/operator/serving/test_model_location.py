@@ -48,7 +48,7 @@ def test_a_missing_claim_stalls_the_service_and_is_named_with_its_field(spec: di
     scenario = Scenario(a_service(**spec))
     scenario.observe(missing_claims=["nope"])
     decision = scenario.decide()
-    assert (decision.apply, decision.requeue_after) == ([], scenario.settings.refused_seconds)
+    assert (decision.apply, decision.requeue_after) == ([], scenario.settings.rejected_retry_seconds)
     assert scenario.status.phase == "Stalled"
     for name in ("ModelAvailable", "Stalled"):
         found = scenario.condition(name)
@@ -63,7 +63,7 @@ def test_a_claim_that_could_not_be_looked_up_stops_nothing() -> None:
     scenario.observe(missing_claims=None)
     decision = scenario.decide()
     assert decision.apply
-    assert decision.requeue_after == scenario.settings.refused_seconds
+    assert decision.requeue_after == scenario.settings.rejected_retry_seconds
 
 
 def test_a_missing_claim_does_not_stall_a_suspended_service() -> None:

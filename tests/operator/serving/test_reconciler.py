@@ -233,7 +233,7 @@ def test_status_is_written_only_when_it_changes(bench: Bench) -> None:
 def test_refused_child_is_reported_and_applied_again(bench: Bench) -> None:
     bench.kube.refuses["Service"] = "the name is taken"
     assert bench.reconcile() == 0.0
-    assert bench.reconcile() == SETTINGS.refused_seconds
+    assert bench.reconcile() == SETTINGS.rejected_retry_seconds
     assert bench.condition("Stalled")["message"] == "the API server rejected the Service: the name is taken"
     assert "Refused" in bench.kube.events
     del bench.kube.refuses["Service"]
@@ -248,9 +248,9 @@ def test_a_refusal_whose_message_differs_each_time_is_tried_again_later(bench: B
     bench.kube.refuses["Service"] = "request 1 timed out"
     assert bench.reconcile() == 0.0
     bench.kube.refuses["Service"] = "request 2 timed out"
-    assert bench.reconcile() == SETTINGS.refused_seconds
+    assert bench.reconcile() == SETTINGS.rejected_retry_seconds
     bench.kube.refuses["Service"] = "request 3 timed out"
-    assert bench.reconcile() == SETTINGS.refused_seconds
+    assert bench.reconcile() == SETTINGS.rejected_retry_seconds
     assert bench.condition("Stalled")["message"].endswith("request 2 timed out")
 
 
@@ -264,7 +264,7 @@ def test_the_version_has_the_step_of_the_exported_weights(exported: int | None, 
 
 def test_invalid_spec_is_reported_and_tried_again(bench: Bench) -> None:
     bench.kube.body["spec"]["replicas"] = {"min": 3, "max": 1}
-    assert bench.reconcile() == SETTINGS.refused_seconds
+    assert bench.reconcile() == SETTINGS.rejected_retry_seconds
     assert "replicas" in bench.condition("Stalled")["message"]
     assert bench.kube.applied == []
 

@@ -21,7 +21,9 @@ from tests.api.support.sweep_files import a_sweep
 from tests.operator.support.api_server import ApiServer, api_server
 from tests.operator.sweeps.scenario import ASHA, GRID, NOW, UID, SweepScenario
 
-SETTINGS = Settings(port=0, host="127.0.0.1", image="spotune/trainer:1", settle_seconds=0.0, refused_seconds=0.05)
+SETTINGS = Settings(
+    port=0, host="127.0.0.1", image="spotune/trainer:1", debounce_seconds=0.0, rejected_retry_seconds=0.05
+)
 JOBS = "/apis/spotune.dev/v1alpha1/namespaces/team/finetunejobs"
 STATUS = "/apis/spotune.dev/v1alpha1/namespaces/team/finetunesweeps/t5-search/status"
 
