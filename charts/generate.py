@@ -19,7 +19,7 @@ import yaml
 
 from spotune.units.money import Price
 from spotune_operator.notifications.targets import ALL, PHASES
-from spotune_operator.settings import GpuHealing, Settings, public_name
+from spotune_operator.settings import GpuHealing, Settings
 
 CHART = Path(__file__).parent / "spotune"
 DEFINITIONS = Path(__file__).parent.parent / "manifests/crd.yaml"
@@ -132,7 +132,7 @@ def _shape(default: Any) -> dict[str, Any]:
 def _settings() -> dict[str, Any]:
     """The schema of the operator settings that users may set."""
     users = [item for item in fields(Settings) if item.name not in {*_OF_THE_CHART, "healing"}]
-    found = {public_name(item.name): item.default for item in users}
+    found = {item.name: item.default for item in users}
     found |= {f"heal_{item.name}": item.default for item in fields(GpuHealing) if item.name not in _STEPS}
     kinds = {
         bool: {"type": "boolean"},

@@ -83,19 +83,6 @@ _MUST_BE_POSITIVE: Final = frozenset(
 )
 """With 0, these would stop all work, or repeat it without a pause."""
 _MAX_PORT: Final = 65535
-_PUBLIC_NAMES: Final[Mapping[str, str]] = {
-    "max_concurrent_reconciles": "passes",
-    "debounce_seconds": "settle_seconds",
-    "max_concurrent_polls": "polls",
-    "poll_timeout_seconds": "answer_seconds",
-    "rejected_retry_seconds": "refused_seconds",
-}
-"""Settings whose variables and chart values keep an earlier name, so that values of users stay valid."""
-
-
-def public_name(setting: str) -> str:
-    """The name of a setting in its variable and its chart value."""
-    return _PUBLIC_NAMES.get(setting, setting)
 
 
 @dataclass(frozen=True)
@@ -114,22 +101,19 @@ class Settings:
         watch_namespaces: Comma-separated namespaces whose jobs are reconciled; empty: all.
         host: Address of the probes and metrics.
         port: Port of the probes and metrics.
-        max_concurrent_reconciles: Number of concurrent reconciles (``SPOTUNE_OPERATOR_PASSES``). Each waits for the API
-            server most of the time: with 8, an API server that was not busy kept new jobs waiting. Each applies up to
-            four objects at once.
-        debounce_seconds: Delay from an event to its reconcile, so that a burst of events causes one reconcile
-            (``SPOTUNE_OPERATOR_SETTLE_SECONDS``).
+        max_concurrent_reconciles: Number of concurrent reconciles. Each waits for the API server most of the time:
+            with 8, an API server that was not busy kept new jobs waiting. Each applies up to four objects at once.
+        debounce_seconds: Delay from an event to its reconcile, so that a burst of events causes one reconcile.
         poll_seconds: Interval of polls of a job that trains. The status promises to be at most 30 s old.
         start_poll_seconds: Interval of polls while a job starts, when its state changes often.
-        max_concurrent_polls: Number of concurrent polls (``SPOTUNE_OPERATOR_POLLS``).
-        poll_timeout_seconds: Timeout of a poll (``SPOTUNE_OPERATOR_ANSWER_SECONDS``).
+        max_concurrent_polls: Number of concurrent polls.
+        poll_timeout_seconds: Timeout of a poll.
         unreachable_seconds: Duration of failed polls after which the operator stops waiting for a supervisor, for
             example before it deletes its pods.
         stop_seconds: Time that a supervisor has to commit before its pods are deleted.
         retry_seconds: Wait after a failed reconcile; it doubles up to ``retry_max_seconds``.
         retry_max_seconds: Maximum wait after a failed reconcile.
-        rejected_retry_seconds: Wait until an object that the API server rejected is applied again
-            (``SPOTUNE_OPERATOR_REFUSED_SECONDS``).
+        rejected_retry_seconds: Wait until an object that the API server rejected is applied again.
         spot_start_seconds: Assumed time from the request of spot nodes that are there to the next new step.
         on_demand_start_seconds: The same for on-demand nodes. Deadlines hold while they come within it.
         heed_preemption: Whether running workers are deleted gracefully when the node problem detector of AKS announces
@@ -189,7 +173,7 @@ class Settings:
         Raises:
             UsageError: A variable with the prefix is unknown, or its value is invalid.
         """
-        known = {PREFIX + public_name(name).upper(): (name, default) for name, default in _defaults(cls()).items()}
+        known = {PREFIX + name.upper(): (name, default) for name, default in _defaults(cls()).items()}
         healing = {f"{PREFIX}HEAL_{name.upper()}": (name, default) for name, default in _defaults(GpuHealing()).items()}
         given = {name: text for name, text in environment.items() if name.startswith(PREFIX)}
         for name in sorted(given.keys() - known.keys() - healing.keys()):

@@ -11,7 +11,7 @@ import pytest
 
 from charts import generate
 from spotune_operator.runtime.metrics import Metrics
-from spotune_operator.settings import PREFIX, Settings, public_name
+from spotune_operator.settings import PREFIX, Settings
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.supervisor import http_server as serve
 
@@ -28,7 +28,7 @@ def test_every_setting_is_the_charts_or_the_users() -> None:
     for item in fields(Settings):
         if item.name in ("healing", "namespace", "host", "port"):  # a section of its own, the pod's, and fixed
             continue
-        assert generate._camel(public_name(item.name)) in users or f'"{item.name.upper()}"' in templates, item.name
+        assert generate._camel(item.name) in users or f'"{item.name.upper()}"' in templates, item.name
 
 
 def test_names_of_settings_become_the_operators_variables() -> None:
