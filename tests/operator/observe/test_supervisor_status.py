@@ -115,6 +115,8 @@ def test_scores_are_limited_to_numbers_by_name() -> None:
         {"evalScores": {"exactMatch": 0.5, "bleu": 41, "a b": 1.0, "x" * 101: 1.0, "chrf": "high"}}
     )
     assert progress.eval_scores == {"exactMatch": 0.5, "bleu": 41.0}
+    harness = {"colours/acc": 0.5, "gsm8k/exact_match/strict-match": 0.25, "mmlu_v1.1/acc": 1.0}
+    assert parse_progress({"evalScores": harness}).eval_scores == harness
     many = parse_progress({"evalScores": {f"metric{number}": 0.5 for number in range(60)}})
     assert len(many.eval_scores or {}) == 50
 
