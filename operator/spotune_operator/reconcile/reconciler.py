@@ -191,20 +191,34 @@ class Reconciler:
 
     async def _execute(self, job: CachedJob, decision: Decision, observed: Observed) -> None:
         key = job.key
-        await give_notice(self._kube, decision.give_notice)  # first, because the node has only seconds left
-        errors = await asyncio.gather(*(self._apply(job, manifest, observed) for manifest in decision.apply))
-        for child in decision.delete:
-            await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
-        for service in decision.delete_services:
-            await self._kube.delete(SERVICES, service.namespace, service.name, service.uid)
-        await force_delete(self._kube, decision.force_delete)
-        if decision.command:
-            await self._poller.send_command(key, decision.command)
-        refused = {manifest["kind"]: error for manifest, error in zip(decision.apply, errors, strict=True) if error}
+        actions = [
+            give_notice(self._kube, decision.give_notice),  # first, because the node has only seconds left
+            force_delete(self._kube, decision.force_delete),
+            self._delete(decision.delete),
+            self._send_command(key, decision.command),
+        ]
+        applies = [self._apply(job, manifest, observed) for manifest in decision.apply]
+        # None waits for another, and all are done before an error is raised: an apply may fail for hours.
+        results = await asyncio.gather(*actions, *applies, return_exceptions=True)
+        applied = zip(decision.apply, results[len(actions) :], strict=True)
+        refused = {manifest["kind"]: result for manifest, result in applied if isinstance(result, str) and result}
         if refused:
             self._refused[key] = refused
         else:
             self._refused.pop(key, None)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        for service in decision.delete_services:  # one of a former name, once its successor is applied
+            await self._kube.delete(SERVICES, service.namespace, service.name, service.uid)
+
+    async def _delete(self, children: Sequence[Child]) -> None:
+        for child in children:
+            await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
+
+    async def _send_command(self, key: JobKey, command: str) -> None:
+        if command:
+            await self._poller.send_command(key, command)
 
     async def _apply(self, job: CachedJob, manifest: Manifest, observed: Observed) -> str:
         """Apply a child; returns why it was rejected, empty if it was not."""
