@@ -27,7 +27,7 @@ from spotune_operator.observe.job_services import controller_uid
 from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
 from spotune_operator.observe.state import Child, JobKey, Observed
 from spotune_operator.observe.supervisor_poller import Poller
-from spotune_operator.reconcile.decide import Decision, decide, stalled
+from spotune_operator.reconcile.decide import Decision, decide, decide_stalled
 from spotune_operator.reconcile.desired_children import DesiredChildren, DesiredChildrenCache, render
 from spotune_operator.reconcile.events import job_events
 from spotune_operator.reconcile.job_serving import not_of_this_job
@@ -96,8 +96,9 @@ class Reconciler:
             return None
         missing_claims = await self._missing_claims(job)
         previous = parse_status(FinetuneJobStatus, job.status)
+        observed = self._observe(job, previous, missing_claims)
+        result = "ok"
         try:
-            observed = self._observe(job, previous, missing_claims)
             decision = decide(
                 self._desired_children(job, previous, observed),
                 generation=job.generation,
@@ -107,9 +108,15 @@ class Reconciler:
                 settings=self._settings,
             )
         except JobError as error:
-            self._metrics.passes.labels("stalled").inc()
-            await self._write(job, previous, stalled(previous, error, job.generation, self._clock()))
-            return None
+            result = "stalled"
+            decision = decide_stalled(
+                error,
+                generation=job.generation,
+                previous=previous,
+                observed=observed,
+                now=self._clock(),
+                settings=self._settings,
+            )
         # The status first: it records what later reconciles rely on (the preflight passed, the model is trained, the
         # pinned templates), also after a restart of the operator in the middle of this one.
         if not await self._write(job, previous, decision.status):
@@ -120,7 +127,7 @@ class Reconciler:
         await self._execute(job, decision, observed)
         if self._refused.get(key, {}).keys() != observed.refused.keys():  # messages may differ each time
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
-        self._metrics.passes.labels("ok").inc()
+        self._metrics.passes.labels(result).inc()
         return decision.requeue_after
 
     async def _delete_expired(self, job: CachedJob) -> None:

@@ -26,7 +26,7 @@ from spotune_operator.observe.existing_claims import ExistingClaims
 from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
 from spotune_operator.reconcile.events import Involved, condition_events
 from spotune_operator.serving.caches import CachedService, ServiceCaches
-from spotune_operator.serving.decide import ServiceDecision, decide_service, stalled_service
+from spotune_operator.serving.decide import ServiceDecision, decide_service, decide_stalled_service
 from spotune_operator.serving.gateway_poller import GatewayPoller, traffic_window
 from spotune_operator.serving.scaling import Resize
 from spotune_operator.serving.state import ObservedService, ServiceKey, TrainedModel
@@ -109,9 +109,14 @@ class ServiceReconciler:
             if with_unknown is not None and decision.status.pinned != previous.pinned:
                 raise with_unknown  # its pods depend on fields that this version does not know: leave them alone
         except JobError as error:
-            status = stalled_service(previous, error, observed, service.generation, self._clock())
-            await self._status.write(service, previous, status)
-            return self._settings.refused_seconds  # an object that the error is about may have changed
+            decision = decide_stalled_service(
+                error,
+                generation=service.generation,
+                previous=previous,
+                observed=observed,
+                now=self._clock(),
+                settings=self._settings,
+            )
         if not await self._status.write(service, previous, decision.status):
             return None
         await self._execute(key, decision, observed)

@@ -316,8 +316,10 @@ def test_the_cluster_of_a_spec_that_was_corrected_is_deleted_before_anything_was
     assert bench.kube.clusters == {"old": "uid-old"}
 
 
-def test_a_pod_that_ends_on_a_dead_node_is_deleted_by_force(bench: Bench) -> None:
+@pytest.mark.parametrize("replicas", [{"min": 1}, {"min": 3, "max": 1}], ids=["valid", "invalid"])
+def test_a_pod_that_ends_on_a_dead_node_is_deleted_by_force(replicas: dict[str, int], bench: Bench) -> None:
     bench.reconcile()
+    bench.kube.body["spec"]["replicas"] = replicas
     lost = ServicePod("replica", "team", "answers", "replicas", uid="p", node="dead", deleting_since=NOW - 60)
     bench.caches.pods_ = [replace(lost, grace_seconds=30)]
     bench.reconcile()

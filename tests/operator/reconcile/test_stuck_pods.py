@@ -1,4 +1,4 @@
-"""A failed request keeps no other from its work: the reconciler against an API server that rejects some of them."""
+"""Neither a failed request nor an invalid spec keeps pods on lost nodes: the reconciler against an API server."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ SETTINGS = Settings(image="spotune/trainer:1")
 FORCED = "/api/v1/namespaces/default/pods/worker"
 
 
-def a_job() -> dict[str, Any]:
+def a_job(count: int) -> dict[str, Any]:
     body = a_cluster_job().model_dump(mode="json", exclude_unset=True)
+    body["spec"]["workers"]["count"] = count
     metadata = {"namespace": KEY[0], "name": KEY[1], "uid": "uid-job", "resourceVersion": "1", "generation": 1}
     return {**body, "metadata": metadata, "status": {}}
 
@@ -40,7 +41,7 @@ def a_pod(name: str, component: str, node: str, **metadata: Any) -> dict[str, An
     return {"metadata": found, "spec": {"nodeName": node, "containers": []}, "status": status}
 
 
-def run(test: Callable[[Reconciler, ApiServer, LocalServer], Awaitable[None]]) -> None:
+def run(test: Callable[[Reconciler, ApiServer, LocalServer], Awaitable[None]], count: int = 2) -> None:
     """Run a test with a job whose head is to stop, and with a worker that is stuck on a node that is gone."""
 
     async def main() -> None:
@@ -48,7 +49,7 @@ def run(test: Callable[[Reconciler, ApiServer, LocalServer], Awaitable[None]]) -
         async with api_server() as (server, kube), supervising as supervisor:
             stuck = {"deletionTimestamp": rfc3339(NOW - 600), "deletionGracePeriodSeconds": 30}
             server.objects |= {
-                "finetunejobs": [a_job()],
+                "finetunejobs": [a_job(count)],
                 "pods": [a_pod("head", "head", "n1"), a_pod("worker", "workers", "n2", **stuck)],
                 "storageclasses": [CLASSES["shared"] | {"metadata": {"name": "shared", "uid": "uid-class"}}],
             }
@@ -87,3 +88,15 @@ def test_a_failed_request_keeps_no_other_from_its_work(failing: str) -> None:
         assert applied, "the error is raised when all requests are answered"
 
     run(test)
+
+
+def test_a_job_with_an_invalid_spec_is_not_left_with_stuck_pods() -> None:
+    async def test(reconciler: Reconciler, server: ApiServer, supervisor: LocalServer) -> None:
+        server.instead["DELETE pods"] = answer({})
+        assert await reconciler.reconcile(KEY), "the next stuck pod causes no event"
+        assert server.objects["finetunejobs"][0]["status"]["phase"] == "Stalled"
+        assert server.asked("DELETE") == [FORCED]
+        assert all("finetunejobs" in path for path in server.asked("PATCH")), "nothing is applied"
+        assert not any("stop" in request.words for request in supervisor.asked)
+
+    run(test, count=0)
