@@ -132,6 +132,16 @@ def test_scores_stay_in_the_status_until_new_ones_arrive() -> None:
     assert scenario.status.eval_scores == {"exactMatch": 0.12346, "bleu": 41.0}
 
 
+def test_a_group_that_starts_again_from_the_beginning_resumes_from_step_0() -> None:
+    scenario = training_scenario()
+    resumed: list[int | None] = []
+    for reported in (30, None, 0, None):
+        scenario.trains(resumedFromStep=reported)
+        scenario.decide()
+        resumed.append(scenario.status.resumed_from_step)
+    assert resumed == [30, 30, 0, 0]
+
+
 def test_text_is_limited_and_valid_utf8() -> None:
     progress = parse_progress({"message": "half a pair: \ud800, and " + "x" * 5000})
     assert progress.message.encode() == progress.message.encode("utf-8", "replace")
