@@ -125,9 +125,9 @@ class Reconciler:
             await self._delete_expired(job)
             return None
         await self._execute(job, decision, observed)
+        self._metrics.passes.labels(result).inc()
         if self._refused.get(key, {}).keys() != observed.refused.keys():  # messages may differ each time
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
-        self._metrics.passes.labels(result).inc()
         return decision.requeue_after
 
     async def _delete_expired(self, job: CachedJob) -> None:
