@@ -169,7 +169,7 @@ class FinetuneJobStatus(StatusSection):
     last_checkpoint: LastCheckpointStatus | None = None
     """The newest checkpoint."""
     resumed_from_step: int | None = None
-    """Step that the current worker group resumed from."""
+    """Step that the current worker group started from: that of a checkpoint, or 0."""
     steps_lost: int = 0
     """Number of steps that were completed and had to be repeated."""
     goodput: float | None = None

@@ -5,7 +5,7 @@ The models check the form, and the API server checks it by a CEL rule.
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -41,6 +41,9 @@ class Form:
             raise PydanticCustomError("expected", "expected {expected}", {"expected": self.expected})
         return text
 
+
+METRIC_NAME: Final = r"[A-Za-z_][A-Za-z0-9_./-]{0,99}"
+"""Pattern of a metric's name in the scores of a job: lm-evaluation-harness has names such as gsm8k/acc_norm."""
 
 _ID = r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?"
 _ID_EXPECTED = "letters and digits, with . _ - : / between them, at most 128 characters"
@@ -89,9 +92,7 @@ OptionalListener = Annotated[
     str, Form(rf"({_LABEL}([.]{_LABEL})*)?", "the name of a listener of the Gateway: a-z, 0-9, - and .", 253)
 ]
 """Name of a listener of a Gateway, or an empty string."""
-OptionalMetric = Annotated[
-    str, Form(r"([A-Za-z_][A-Za-z0-9_./-]{0,99})?", "the name of a metric such as loss or exactMatch", 100)
-]
+OptionalMetric = Annotated[str, Form(f"({METRIC_NAME})?", "the name of a metric such as loss or exactMatch", 100)]
 """Name of a metric of an evaluation, or an empty string."""
 OptionalAddress = Annotated[
     str,

@@ -166,7 +166,7 @@ def _rows(job: Job, now: float, bar_width: int) -> Iterator[tuple[str, Renderabl
 
 
 def _straggler(found: Mapping[str, Any]) -> str:
-    return f"rank {found['rank']} on {found['node']} takes {found['ratio']:.2f} of the median"
+    return f"rank {found['rank']} on {found['node']} takes {found['ratio']:.2f} times as long as the median rank"
 
 
 def _best(best: Mapping[str, Any] | None) -> str:

@@ -17,12 +17,10 @@ from spotune.units.timestamps import unix_time
 from spotune_operator.kube.digest import content_digest
 from spotune_operator.kueue.names import cannot_be_admitted, is_held_back
 from spotune_operator.observe.job_services import JobService
-from spotune_operator.observe.nodes import NodeView
+from spotune_operator.observe.nodes import PREFIX, NodeView
 from spotune_operator.observe.supervisor_status import PollResult
 from spotune_operator.providers import GPU_RESOURCE
 
-PREFIX: Final = "spotune.dev/"
-"""Prefix of the operator's annotations."""
 TEMPLATE_ANNOTATION: Final = f"{PREFIX}template"
 """Annotation of pods: a hash of the template that they were created from."""
 

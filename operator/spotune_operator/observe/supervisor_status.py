@@ -47,12 +47,12 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from spotune.job.status import max_silence
+from spotune.service.field_types import METRIC_NAME
 
 _MAX_TEXT_LENGTH: Final = 2000
 """Maximum number of characters of a text: people read it in a condition."""
 _MAX_CHECKS: Final = 50
 _MAX_SCORES: Final = 50
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
 _MAX_COUNT: Final = 2**53 - 1
 """Largest integer that every JSON parser reads exactly."""
 _MAX_UNIX_TIME: Final = 253402300799.0
@@ -79,7 +79,11 @@ def _scores(items: Any) -> Any:
     """The numbers in a mapping whose keys are metric names, limited in number; anything else unchanged."""
     if not isinstance(items, dict):
         return items
-    numbers = {name: value for name, value in items.items() if isinstance(value, int | float) and _NAME.match(name)}
+    numbers = {
+        name: value
+        for name, value in items.items()
+        if isinstance(value, int | float) and re.fullmatch(METRIC_NAME, name)
+    }
     return dict(list(numbers.items())[:_MAX_SCORES])
 
 

@@ -155,10 +155,10 @@ def _cluster_ready(context: ReconcileContext) -> Finding:
     observed, workers = context.observed, context.job.spec.workers
     if context.outcome is not None and "RayCluster" not in observed.children:
         return Finding("ClusterReady", "False", "Deleted", "the RayCluster was deleted after the end of the job")
-    if context.target in (ClusterTarget.HEAD_ONLY, ClusterTarget.DELETE):
-        return Finding("ClusterReady", "False", "Released", "the workers are deleted; the head follows")
     if context.is_paused:
         return Finding("ClusterReady", "False", "Freed", "the pods stop until the job continues")
+    if context.target in (ClusterTarget.HEAD_ONLY, ClusterTarget.DELETE):
+        return Finding("ClusterReady", "False", "Released", "the workers are deleted; the head follows")
     if context.waits_in_queue:
         queue = context.job.spec.cluster.queue_name
         return Finding("ClusterReady", "False", "Queued", f"the job waits for quota in queue {queue}")

@@ -87,7 +87,7 @@ def decide(
         settings: The operator's.
 
     Raises:
-        StalledError: The spec cannot be applied in this cluster; ``stalled`` makes the status for it.
+        StalledError: The spec cannot be applied in this cluster; ``decide_stalled`` makes the decision for it.
     """
     refuse_past_deadline(desired.job, observed.created)
     _refuse_missing_class(desired.resolved, observed)
@@ -125,8 +125,40 @@ def decide(
     )
 
 
+def decide_stalled(
+    error: Exception,
+    *,
+    generation: int,
+    previous: FinetuneJobStatus,
+    observed: Observed,
+    now: float,
+    settings: Settings,
+) -> Decision:
+    """The decision about a job whose spec cannot be applied: its pods are left alone, except those of lost nodes.
+
+    Args:
+        error: Why it cannot be applied.
+        generation: ``metadata.generation`` of the job.
+        previous: The status of the last reconcile.
+        observed: The state of the cluster.
+        now: Unix time.
+        settings: The operator's.
+    """
+    return Decision(
+        apply=[],
+        delete=[],
+        delete_services=[],
+        delete_gracefully=_workers_on_reclaimed_nodes(observed, settings),
+        force_delete=stuck_pods(observed.pods, observed.nodes, now),
+        expired=False,
+        command="",
+        status=stalled(previous, error, generation, now),
+        requeue_after=_TERMINATING_PODS_SECONDS if _has_terminating_pods(observed) else None,
+    )
+
+
 def stalled(previous: FinetuneJobStatus, error: Exception, generation: int, now: float) -> FinetuneJobStatus:
-    """The status of a job whose spec cannot be applied; its running pods are left alone."""
+    """The status of a job whose spec cannot be applied."""
     conditions = updated(previous.conditions, stalled_findings(error), generation, now)
     changes = {"observed_generation": generation, "phase": "Stalled", "conditions": conditions}
     return previous.model_copy(update=changes)
@@ -141,10 +173,14 @@ def _workers_to_notify(context: ReconcileContext) -> Sequence[Pod]:
     """Workers on unfit nodes, and running ones on nodes that the cloud reclaims: others have nothing to commit."""
     observed = context.observed
     unfit = pods_to_replace(observed.workers, _excluded_nodes(context, context.previous), context.progress)
-    if not context.settings.heed_preemption:
-        return unfit
-    reclaimed = pods_on_reclaimed_nodes([pod for pod in observed.workers if pod.runs], observed.nodes)
+    reclaimed = _workers_on_reclaimed_nodes(observed, context.settings)
     return [*unfit, *(pod for pod in reclaimed if pod not in unfit)]
+
+
+def _workers_on_reclaimed_nodes(observed: Observed, settings: Settings) -> Sequence[Pod]:
+    if not settings.heed_preemption:
+        return []
+    return pods_on_reclaimed_nodes([pod for pod in observed.workers if pod.runs], observed.nodes)
 
 
 def _status(context: ReconcileContext, resolved: ResolvedJob) -> FinetuneJobStatus:
@@ -246,6 +282,10 @@ def _workers_may_change_in(context: ReconcileContext) -> Iterator[float | None]:
         yield DECISION_SECONDS
 
 
+def _has_terminating_pods(observed: Observed) -> bool:
+    return any(pod.deleting_since is not None for pod in observed.pods)
+
+
 def _requeue_after(context: ReconcileContext) -> float | None:
     """Seconds until the decision changes by the passage of time alone; None if it does not."""
     now, settings, observed = context.now, context.settings, context.observed
@@ -254,7 +294,7 @@ def _requeue_after(context: ReconcileContext) -> float | None:
         waits.append(context.expires_at - now)
     if context.outcome is not None and context.target is not ClusterTarget.KEEP and "RayCluster" in observed.children:
         waits.append(context.cleanup_at - now)
-    if any(pod.deleting_since is not None for pod in observed.pods):
+    if _has_terminating_pods(observed):
         waits.append(_TERMINATING_PODS_SECONDS)
     if context.is_outdated:
         waits.append(settings.poll_seconds)

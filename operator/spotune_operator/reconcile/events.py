@@ -102,7 +102,8 @@ def node_events(
     for found in status.stragglers:
         if (found.rank, found.since) not in slow:
             message = (
-                f"rank {found.rank} on node {found.node} takes {found.ratio:.2f} of the median since {found.since}"
+                f"rank {found.rank} on node {found.node} takes {found.ratio:.2f} times as long as the median rank "
+                f"since {found.since}"
             )
             about = (str(found.rank), found.since)
             yield event_manifest(involved, "Straggler", message, now, about, warning=True)

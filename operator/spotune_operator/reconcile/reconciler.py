@@ -27,7 +27,7 @@ from spotune_operator.observe.job_services import controller_uid
 from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
 from spotune_operator.observe.state import Child, JobKey, Observed
 from spotune_operator.observe.supervisor_poller import Poller
-from spotune_operator.reconcile.decide import Decision, decide, stalled
+from spotune_operator.reconcile.decide import Decision, decide, decide_stalled
 from spotune_operator.reconcile.desired_children import DesiredChildren, DesiredChildrenCache, render
 from spotune_operator.reconcile.events import job_events
 from spotune_operator.reconcile.job_serving import not_of_this_job
@@ -96,8 +96,9 @@ class Reconciler:
             return None
         missing_claims = await self._missing_claims(job)
         previous = parse_status(FinetuneJobStatus, job.status)
+        observed = self._observe(job, previous, missing_claims)
+        result = "ok"
         try:
-            observed = self._observe(job, previous, missing_claims)
             decision = decide(
                 self._desired_children(job, previous, observed),
                 generation=job.generation,
@@ -107,9 +108,15 @@ class Reconciler:
                 settings=self._settings,
             )
         except JobError as error:
-            self._metrics.passes.labels("stalled").inc()
-            await self._write(job, previous, stalled(previous, error, job.generation, self._clock()))
-            return None
+            result = "stalled"
+            decision = decide_stalled(
+                error,
+                generation=job.generation,
+                previous=previous,
+                observed=observed,
+                now=self._clock(),
+                settings=self._settings,
+            )
         # The status first: it records what later reconciles rely on (the preflight passed, the model is trained, the
         # pinned templates), also after a restart of the operator in the middle of this one.
         if not await self._write(job, previous, decision.status):
@@ -118,9 +125,9 @@ class Reconciler:
             await self._delete_expired(job)
             return None
         await self._execute(job, decision, observed)
+        self._metrics.passes.labels(result).inc()
         if self._refused.get(key, {}).keys() != observed.refused.keys():  # messages may differ each time
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
-        self._metrics.passes.labels("ok").inc()
         return decision.requeue_after
 
     async def _delete_expired(self, job: CachedJob) -> None:
@@ -191,20 +198,34 @@ class Reconciler:
 
     async def _execute(self, job: CachedJob, decision: Decision, observed: Observed) -> None:
         key = job.key
-        await delete_gracefully(self._kube, decision.delete_gracefully)  # first, because the node has only seconds left
-        errors = await asyncio.gather(*(self._apply(job, manifest, observed) for manifest in decision.apply))
-        for child in decision.delete:
-            await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
-        for service in decision.delete_services:
-            await self._kube.delete(MODEL_SERVICES, service.namespace, service.name, service.uid)
-        await force_delete(self._kube, decision.force_delete)
-        if decision.command:
-            await self._poller.send_command(key, decision.command)
-        refused = {manifest["kind"]: error for manifest, error in zip(decision.apply, errors, strict=True) if error}
+        actions = [
+            delete_gracefully(self._kube, decision.delete_gracefully),  # first, because the node has only seconds left
+            force_delete(self._kube, decision.force_delete),
+            self._delete(decision.delete),
+            self._send_command(key, decision.command),
+        ]
+        applies = [self._apply(job, manifest, observed) for manifest in decision.apply]
+        # None waits for another, and all are done before an error is raised: an apply may fail for hours.
+        results = await asyncio.gather(*actions, *applies, return_exceptions=True)
+        applied = zip(decision.apply, results[len(actions) :], strict=True)
+        refused = {manifest["kind"]: result for manifest, result in applied if isinstance(result, str) and result}
         if refused:
             self._refused[key] = refused
         else:
             self._refused.pop(key, None)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        for service in decision.delete_services:  # one of a former name, once its successor is applied
+            await self._kube.delete(MODEL_SERVICES, service.namespace, service.name, service.uid)
+
+    async def _delete(self, children: Sequence[Child]) -> None:
+        for child in children:
+            await self._kube.delete(CHILDREN[child.kind], child.namespace, child.name, child.uid)
+
+    async def _send_command(self, key: JobKey, command: str) -> None:
+        if command:
+            await self._poller.send_command(key, command)
 
     async def _apply(self, job: CachedJob, manifest: Manifest, observed: Observed) -> str:
         """Apply a child; returns why it was rejected, empty if it was not."""

@@ -12,7 +12,8 @@ from spotune_operator.observe.unfit_nodes import node_fields
 from spotune_operator.reconcile.desired_state import ReconcileContext
 
 _LAST_KNOWN: Final = (
-    *("generation", "step", "total_steps", "eval_loss", "eval_scores", "eval_step", "steps_lost", "goodput"),
+    *("generation", "resumed_from_step", "step", "total_steps", "steps_lost", "goodput"),
+    *("eval_loss", "eval_scores", "eval_step"),
 )
 """Fields that keep their last value while the response has none."""
 _WHILE_TRAINING: Final = ("tokens_per_second", "mfu")
@@ -31,7 +32,6 @@ def training_fields(context: ReconcileContext) -> dict[str, Any]:
         **_of_step(progress),
         **{name: _rounded(getattr(progress, name)) if is_training else None for name in _WHILE_TRAINING},
         "eta": rfc3339(context.poll.requested_at + left) if left is not None else "",
-        "resumed_from_step": progress.resumed_from_step or context.previous.resumed_from_step,
         "best": _best(progress, context.previous),
         "last_checkpoint": _last_checkpoint(progress, context.previous),
         "restarts": _restarts(progress, context.previous.restarts),

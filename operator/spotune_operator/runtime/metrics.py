@@ -24,12 +24,14 @@ class Metrics:
         )
         self.passes = Counter(
             "spotune_operator_reconciles",
-            "Reconciles by result: ok, stalled or error.",
+            "Reconciles of jobs, services and sweeps by result: ok, stalled (the spec cannot be applied) or error.",
             ["result"],
             registry=self.registry,
         )
         self.queue_depth = Gauge(
-            "spotune_operator_queue_depth", "Jobs that wait for a reconcile.", registry=self.registry
+            "spotune_operator_queue_depth",
+            "Jobs, services and sweeps that wait for a reconcile.",
+            registry=self.registry,
         )
         self.api_calls = Counter(
             "spotune_operator_api_calls", "Requests to the API server by verb and kind.", ["verb", "kind"],

@@ -15,7 +15,6 @@ from spotune_operator.runtime.workers import ReconcileWorkers
 from spotune_operator.serving.caches import ServiceCaches
 from spotune_operator.serving.gateway_poller import GatewayPoller
 from spotune_operator.serving.reconciler import ServiceReconciler
-from spotune_operator.serving.state import ServiceKey
 from spotune_operator.settings import Settings
 
 
@@ -43,8 +42,9 @@ class ServiceController:
         self.workers = ReconcileWorkers("service", settings, metrics)
         self.caches = ServiceCaches(kube, settings, self.workers.enqueue)
         self.poller = GatewayPoller(settings, self.workers.enqueue, clock)
-        self._reconciler = ServiceReconciler(kube, self.caches, jobs, self.poller, settings, clock, phase_changed)
-        self._metrics = metrics
+        self._reconciler = ServiceReconciler(
+            kube, self.caches, jobs, self.poller, settings, metrics, clock, phase_changed
+        )
 
     def job_changed(self, key: JobKey) -> None:
         """Reconcile the services of a FinetuneJob that changed."""
@@ -66,9 +66,4 @@ class ServiceController:
         """
         await jobs_listed.wait()
         await self.caches.synced()
-        await self.workers.run(self._reconcile)
-
-    async def _reconcile(self, key: ServiceKey) -> float | None:
-        requeue_after = await self._reconciler.reconcile(key)
-        self._metrics.passes.labels("ok").inc()
-        return requeue_after
+        await self.workers.run(self._reconciler.reconcile)

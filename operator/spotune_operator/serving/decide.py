@@ -91,7 +91,7 @@ def decide_service(
         settings: The operator's.
 
     Raises:
-        StalledError: The spec cannot be applied in this cluster; ``stalled_service`` makes the status for it.
+        StalledError: The spec cannot be applied in this cluster; ``decide_stalled_service`` makes the decision for it.
     """
     models = locate_models(service, observed, previous)
     target = newest_version(service, models, observed, previous)
@@ -108,7 +108,7 @@ def decide_service(
         delete=_unwanted(service, children, observed),
         resize=cluster_resizes(resolved, observed.clusters, _removable(previous, observed)) if resolved else [],
         status=_status(context, resolved, previous, generation, now),
-        delete_gracefully=_replicas_to_notify(observed) if settings.heed_preemption else [],
+        delete_gracefully=_replicas_to_notify(observed, settings),
         force_delete=stuck_pods(observed.pods, observed.nodes, now),
         replace=_pods_to_replace(observed, now),
         give_up=_clusters_to_delete(observed) if is_applied else [],
@@ -116,10 +116,42 @@ def decide_service(
     )
 
 
-def stalled_service(
+def decide_stalled_service(
+    error: Exception,
+    *,
+    generation: int,
+    previous: ModelServiceStatus,
+    observed: ObservedService,
+    now: float,
+    settings: Settings,
+) -> ServiceDecision:
+    """The decision about a service whose spec cannot be applied: its pods are left alone, except those of lost nodes.
+
+    Args:
+        error: Why it cannot be applied.
+        generation: ``metadata.generation`` of the service.
+        previous: The status of the last reconcile.
+        observed: The state of the cluster.
+        now: Unix time.
+        settings: The operator's.
+    """
+    return ServiceDecision(
+        apply=[],
+        delete=[],
+        resize=[],
+        delete_gracefully=_replicas_to_notify(observed, settings),
+        force_delete=stuck_pods(observed.pods, observed.nodes, now),
+        replace=[],
+        give_up=[],
+        status=_stalled_status(previous, error, observed, generation, now),
+        # An object that the error is about may have changed.
+        requeue_after=_earliest(_requeue_after(observed, settings), settings.rejected_retry_seconds),
+    )
+
+
+def _stalled_status(
     previous: ModelServiceStatus, error: Exception, observed: ObservedService, generation: int, now: float
 ) -> ModelServiceStatus:
-    """The status of a service whose spec cannot be applied; its running pods are left alone."""
     ready = observed.ready_replicas(previous.ready_replicas)
     findings = stalled_service_findings(error, observed, ready)
     changes = {
@@ -131,8 +163,10 @@ def stalled_service(
     return previous.model_copy(update=changes)
 
 
-def _replicas_to_notify(observed: ObservedService) -> list[ServicePod]:
+def _replicas_to_notify(observed: ObservedService, settings: Settings) -> list[ServicePod]:
     """Replicas on nodes that the cloud reclaims."""
+    if not settings.heed_preemption:
+        return []
     return pods_on_reclaimed_nodes([pod for pod in observed.pods if pod.component == REPLICAS], observed.nodes)
 
 

@@ -25,8 +25,9 @@ from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.existing_claims import ExistingClaims
 from spotune_operator.observe.newer_definition import parse_known, parse_status, runs_as_reconciled
 from spotune_operator.reconcile.events import Involved, condition_events
+from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.serving.caches import CachedService, ServiceCaches
-from spotune_operator.serving.decide import ServiceDecision, decide_service, stalled_service
+from spotune_operator.serving.decide import ServiceDecision, decide_service, decide_stalled_service
 from spotune_operator.serving.gateway_poller import GatewayPoller, traffic_window
 from spotune_operator.serving.scaling import Resize
 from spotune_operator.serving.state import ObservedService, ServiceKey, TrainedModel
@@ -44,6 +45,7 @@ class ServiceReconciler:
         jobs: FinetuneJobs and nodes.
         poller: Traffic of the gateways.
         settings: The operator's.
+        metrics: Counts reconciles by result.
         clock: Returns Unix time.
         phase_changed: Called after a status with another phase was written.
     """
@@ -55,6 +57,7 @@ class ServiceReconciler:
         jobs: Caches,
         poller: GatewayPoller,
         settings: Settings,
+        metrics: Metrics,
         clock: Callable[[], float] = time.time,
         phase_changed: OnPhaseChange = ignore,
     ) -> None:
@@ -63,6 +66,7 @@ class ServiceReconciler:
         self._jobs = jobs
         self._poller = poller
         self._settings = settings
+        self._metrics = metrics
         self._clock = clock
         self._applier = ChildApplier(kube, caches.version_of)
         self._claims = ExistingClaims(kube, settings.rejected_retry_seconds, clock)
@@ -95,6 +99,7 @@ class ServiceReconciler:
         traffic = self._poller.traffic(key, observed.gateways, traffic_window(previous), pods)
         observed = replace(observed, traffic=traffic)
         unchanged = runs_as_reconciled(previous, service.generation)
+        result = "ok"
         try:
             parsed, with_unknown = parse_known(ModelService, parse_service, service.body, unchanged=unchanged)
             decision = decide_service(
@@ -109,12 +114,19 @@ class ServiceReconciler:
             if with_unknown is not None and decision.status.pinned != previous.pinned:
                 raise with_unknown  # its pods depend on fields that this version does not know: leave them alone
         except JobError as error:
-            status = stalled_service(previous, error, observed, service.generation, self._clock())
-            await self._status.write(service, previous, status)
-            return self._settings.rejected_retry_seconds  # an object that the error is about may have changed
+            result = "stalled"
+            decision = decide_stalled_service(
+                error,
+                generation=service.generation,
+                previous=previous,
+                observed=observed,
+                now=self._clock(),
+                settings=self._settings,
+            )
         if not await self._status.write(service, previous, decision.status):
             return None
         await self._execute(key, decision, observed)
+        self._metrics.passes.labels(result).inc()
         if self._refused.get(key, {}).keys() != observed.refused.keys():  # messages may differ each time
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
         return decision.requeue_after

@@ -14,7 +14,6 @@ from spotune_operator.runtime.workers import ReconcileWorkers
 from spotune_operator.settings import Settings
 from spotune_operator.sweeps.caches import SweepCaches
 from spotune_operator.sweeps.reconciler import SweepReconciler
-from spotune_operator.sweeps.state import SweepKey
 
 
 class SweepController:
@@ -40,8 +39,7 @@ class SweepController:
     ) -> None:
         self.workers = ReconcileWorkers("sweep", settings, metrics)
         self.caches = SweepCaches(kube, settings, self.workers.enqueue)
-        self._reconciler = SweepReconciler(kube, self.caches, jobs, settings, clock, phase_changed)
-        self._metrics = metrics
+        self._reconciler = SweepReconciler(kube, self.caches, jobs, settings, metrics, clock, phase_changed)
 
     async def run(self, jobs_listed: asyncio.Event) -> None:
         """Be one reconcile worker, once all caches are filled, until cancelled.
@@ -53,9 +51,4 @@ class SweepController:
         """
         await jobs_listed.wait()
         await self.caches.synced()
-        await self.workers.run(self._reconcile)
-
-    async def _reconcile(self, key: SweepKey) -> float | None:
-        requeue_after = await self._reconciler.reconcile(key)
-        self._metrics.passes.labels("ok").inc()
-        return requeue_after
+        await self.workers.run(self._reconciler.reconcile)

@@ -20,6 +20,7 @@ from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.status_writer import StatusWriter
 from spotune_operator.observe.caches import Caches
 from spotune_operator.observe.newer_definition import parse_status
+from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.settings import Settings
 from spotune_operator.sweeps.caches import CachedSweep, SweepCaches
 from spotune_operator.sweeps.decide import SweepDecision, TrialPatch, decide_sweep, stalled_sweep
@@ -37,6 +38,7 @@ class SweepReconciler:
         caches: Sweeps and the jobs of their trials.
         jobs: All FinetuneJobs.
         settings: The operator's.
+        metrics: Counts reconciles by result.
         clock: Returns Unix time.
         phase_changed: Called after a status with another phase was written.
     """
@@ -47,6 +49,7 @@ class SweepReconciler:
         caches: SweepCaches,
         jobs: Caches,
         settings: Settings,
+        metrics: Metrics,
         clock: Callable[[], float] = time.time,
         phase_changed: OnPhaseChange = ignore,
     ) -> None:
@@ -54,6 +57,7 @@ class SweepReconciler:
         self._caches = caches
         self._jobs = jobs
         self._settings = settings
+        self._metrics = metrics
         self._clock = clock
         self._status: StatusWriter[CachedSweep, FinetuneSweepStatus] = StatusWriter(
             kube,
@@ -84,6 +88,7 @@ class SweepReconciler:
             sweep = parse_sweep(Document(content=cached.body))
         except JobError as error:
             await self._status.write(cached, previous, stalled_sweep(previous, error, cached.generation, self._clock()))
+            self._metrics.passes.labels("stalled").inc()
             return None
         observed = self._observe(cached, sweep, previous)
         decision = decide_sweep(
@@ -105,6 +110,7 @@ class SweepReconciler:
                 await self._kube.delete(FINETUNE_SWEEPS, *key, cached.uid, version=str(newest.version))
             return None
         await self._execute(key, decision)
+        self._metrics.passes.labels("ok").inc()
         if self._refused.get(key, {}).keys() != observed.refused.keys():
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
         return decision.requeue_after

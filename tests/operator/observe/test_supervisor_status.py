@@ -115,6 +115,8 @@ def test_scores_are_limited_to_numbers_by_name() -> None:
         {"evalScores": {"exactMatch": 0.5, "bleu": 41, "a b": 1.0, "x" * 101: 1.0, "chrf": "high"}}
     )
     assert progress.eval_scores == {"exactMatch": 0.5, "bleu": 41.0}
+    harness = {"colours/acc": 0.5, "gsm8k/exact_match/strict-match": 0.25, "mmlu_v1.1/acc": 1.0}
+    assert parse_progress({"evalScores": harness}).eval_scores == harness
     many = parse_progress({"evalScores": {f"metric{number}": 0.5 for number in range(60)}})
     assert len(many.eval_scores or {}) == 50
 
@@ -128,6 +130,16 @@ def test_scores_stay_in_the_status_until_new_ones_arrive() -> None:
     scenario.trains(step=21, evalScores=None)
     scenario.decide()
     assert scenario.status.eval_scores == {"exactMatch": 0.12346, "bleu": 41.0}
+
+
+def test_a_group_that_starts_again_from_the_beginning_resumes_from_step_0() -> None:
+    scenario = training_scenario()
+    resumed: list[int | None] = []
+    for reported in (30, None, 0, None):
+        scenario.trains(resumedFromStep=reported)
+        scenario.decide()
+        resumed.append(scenario.status.resumed_from_step)
+    assert resumed == [30, 30, 0, 0]
 
 
 def test_text_is_limited_and_valid_utf8() -> None:

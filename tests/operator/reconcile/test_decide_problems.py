@@ -12,7 +12,7 @@ from spotune.job import FinetuneJobStatus
 from spotune_operator.errors import ProviderError, StalledError, StorageClassError
 from spotune_operator.observe.nodes import NodeView
 from spotune_operator.observe.state import Observed
-from spotune_operator.reconcile.decide import decide, stalled
+from spotune_operator.reconcile.decide import decide, decide_stalled, stalled
 from spotune_operator.reconcile.desired_children import render
 from tests.operator.support.scenarios import (
     Scenario,
@@ -239,6 +239,24 @@ def test_stalled_job_keeps_its_metrics() -> None:
     found = {condition.type: condition for condition in status.conditions}
     assert found["Stalled"].message == "spec.workers.podTemplate: is wrong"
     assert (found["Stalled"].reason, found["Ready"].status) == ("InvalidSpec", "False")
+
+
+def test_stalled_job_is_told_that_the_cloud_reclaims_a_node() -> None:
+    scenario = training_scenario()
+    scenario.observe(nodes={"n1": NodeView("n1"), "n2": NodeView("n2", reclaimed=True)})
+    noticed = {}
+    for heeds in (True, False):
+        decision = decide_stalled(
+            StalledError("spec.workers.podTemplate", "is wrong"),
+            generation=2,
+            previous=scenario.status,
+            observed=scenario.observed,
+            now=scenario.now,
+            settings=replace(scenario.settings, heed_preemption=heeds),
+        )
+        noticed[heeds] = [pod.name for pod in decision.delete_gracefully]
+        assert (decision.status.phase, decision.apply, decision.requeue_after) == ("Stalled", [], None)
+    assert noticed == {True: ["worker-0", "worker-1"], False: []}
 
 
 def test_rejected_child_is_reported_with_the_servers_message() -> None:

@@ -90,6 +90,20 @@ def test_preempted_cluster_that_kueue_cannot_admit_again_is_created_anew() -> No
     assert scenario.decide().delete == [], "it waits for its first admission"
 
 
+def test_suspended_job_in_a_queue_says_that_its_pods_stop_until_it_continues() -> None:
+    scenario = queued_scenario()
+    scenario.observe(pods=(), poll=None)
+    scenario.has_children(suspended=True)
+    suspended = scenario.job.spec.model_copy(update={"suspend": True})
+    scenario.edit(scenario.job.model_copy(update={"spec": suspended}))
+    for children in (scenario.observed.children, {}):
+        scenario.observe(children=children)
+        scenario.decide()
+        found = scenario.condition("ClusterReady")
+        assert (found.reason, found.message) == ("Freed", "the pods stop until the job continues")
+        assert scenario.is_true("Suspended")
+
+
 def test_deadline_asks_the_queue_for_no_more_than_it_has() -> None:
     """Without slack a job in no queue would ask for as many on-demand workers in addition."""
     workers = {"count": WORKERS, "min": 1, "capacity": "spot-then-on-demand"}

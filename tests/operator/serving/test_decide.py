@@ -12,9 +12,7 @@ import yaml
 from spotune.custom_resource.pod_problems import PodProblem
 from spotune.service import ModelServiceStatus
 from spotune_operator.children.serving import pods
-from spotune_operator.errors import ProviderError
 from spotune_operator.observe.nodes import NodeView
-from spotune_operator.serving.decide import stalled_service
 from spotune_operator.serving.scaling import RayClusterView, WorkerGroup
 from spotune_operator.serving.state import ServiceChild, ServicePod, TrainedModel
 from tests.operator.serving.scenario import ACTIVE, OUTPUT, PENDING, SETTINGS, Scenario, a_service, kinds
@@ -113,15 +111,6 @@ def test_a_new_version_that_fails_stalls_and_leaves_the_endpoint_ready() -> None
     scenario.decide()
     assert scenario.condition("Ready").status == "True"
     assert scenario.condition("Stalled").message == "JobError: no config.json"
-
-
-def test_a_spec_that_cannot_be_applied_leaves_the_endpoint_ready() -> None:
-    scenario = Scenario()
-    scenario.serves()
-    error = ProviderError("spec.cluster.provider", "is auto, but the nodes are from two clouds")
-    status = stalled_service(scenario.status, error, scenario.observed, generation=2, now=scenario.now)
-    conditions = {condition.type: condition.status for condition in status.conditions}
-    assert (conditions["Stalled"], conditions["Ready"], status.phase) == ("True", "True", "Stalled")
 
 
 def test_a_model_that_cannot_be_loaded_stalls_the_service_with_the_error() -> None:

@@ -15,6 +15,7 @@ from spotune_operator.errors import RefusedError
 from spotune_operator.kube.client import HTTP_ROUTES, SERVICE_CHILDREN, Kube, Resource
 from spotune_operator.observe.caches import CachedJob, Caches
 from spotune_operator.observe.nodes import NodeView
+from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.serving.caches import CachedService, ServiceCaches
 from spotune_operator.serving.gateway_poller import GatewayPoller
 from spotune_operator.serving.reconciler import ServiceReconciler
@@ -155,6 +156,7 @@ class Bench:
     kube: FakeKube = field(default_factory=FakeKube)
     jobs: FakeJobs = field(default_factory=FakeJobs)
     poller: GatewayPoller = field(default_factory=lambda: GatewayPoller(SETTINGS, lambda _: None))
+    metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
         service = a_service().model_dump(mode="json", by_alias=True, exclude_unset=True)
@@ -167,8 +169,12 @@ class Bench:
             cast("Caches", self.jobs),
             self.poller,
             SETTINGS,
+            self.metrics,
             lambda: NOW,
         )
+
+    def counted(self, result: str) -> float | None:
+        return self.metrics.registry.get_sample_value("spotune_operator_reconciles_total", {"result": result})
 
     def reconcile(self) -> float | None:
         return asyncio.run(self.reconciler.reconcile(KEY))
@@ -225,6 +231,7 @@ def test_children_are_applied_once_with_policies_before_pods(bench: Bench) -> No
 def test_status_is_written_only_when_it_changes(bench: Bench) -> None:
     bench.reconcile()
     bench.reconcile()
+    assert (bench.counted("ok"), bench.counted("stalled")) == (2, None)
     written = len(bench.kube.statuses)
     bench.reconcile()
     assert len(bench.kube.statuses) == written
@@ -267,6 +274,7 @@ def test_invalid_spec_is_reported_and_tried_again(bench: Bench) -> None:
     assert bench.reconcile() == SETTINGS.rejected_retry_seconds
     assert "replicas" in bench.condition("Stalled")["message"]
     assert bench.kube.applied == []
+    assert (bench.counted("stalled"), bench.counted("ok")) == (1, None)
 
 
 def test_fields_of_a_newer_definition_are_ignored_until_somebody_changes_the_service(bench: Bench) -> None:
@@ -316,8 +324,10 @@ def test_the_cluster_of_a_spec_that_was_corrected_is_deleted_before_anything_was
     assert bench.kube.clusters == {"old": "uid-old"}
 
 
-def test_a_pod_that_ends_on_a_dead_node_is_deleted_by_force(bench: Bench) -> None:
+@pytest.mark.parametrize("replicas", [{"min": 1}, {"min": 3, "max": 1}], ids=["valid", "invalid"])
+def test_a_pod_that_ends_on_a_dead_node_is_deleted_by_force(replicas: dict[str, int], bench: Bench) -> None:
     bench.reconcile()
+    bench.kube.body["spec"]["replicas"] = replicas
     lost = ServicePod("replica", "team", "answers", "replicas", uid="p", node="dead", deleting_since=NOW - 60)
     bench.caches.pods_ = [replace(lost, grace_seconds=30)]
     bench.reconcile()

@@ -152,17 +152,37 @@ def test_a_refused_change_of_a_trial_holds_up_no_other_one() -> None:
     assert "denied by a webhook" in stalled_message(server)
 
 
+def has_invalid_sweep(server: ApiServer) -> None:
+    parameters = server.objects["finetunesweeps"][0]["spec"]["parameters"]
+    parameters["training.learnRate"] = parameters.pop("training.learningRate")
+
+
 def test_a_sweep_of_an_invalid_spec_says_so_and_creates_nothing() -> None:
     """The API server cannot apply the parameters to the template, so such a sweep may exist."""
-
-    def server_has(server: ApiServer) -> None:
-        parameters = server.objects["finetunesweeps"][0]["spec"]["parameters"]
-        parameters["training.learnRate"] = parameters.pop("training.learningRate")
-
-    server = run_operator(server_has, lambda server: bool(stalled_message(server)))
+    server = run_operator(has_invalid_sweep, lambda server: bool(stalled_message(server)))
     assert stalled_message(server) == ("spec.parameters.training.learnRate: is not a field; did you mean learningRate?")
     assert status_of(server)["phase"] == "Stalled"
     assert JOBS not in server.asked("POST")
+
+
+@pytest.mark.parametrize(("is_valid", "counted", "other"), [(True, "ok", "stalled"), (False, "stalled", "ok")])
+def test_a_reconcile_is_counted_by_its_result(is_valid: bool, counted: str, other: str) -> None:
+    async def test() -> None:
+        async with api_server() as (server, kube):
+            server.objects["finetunesweeps"] = [raw_sweep()]
+            if not is_valid:
+                has_invalid_sweep(server)
+            async with Manager(kube, SETTINGS) as manager, asyncio.timeout(20):
+
+                def number(result: str) -> float | None:
+                    name = "spotune_operator_reconciles_total"
+                    return manager.metrics.registry.get_sample_value(name, {"result": result})
+
+                while number(counted) is None:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.01)
+                assert number(other) is None
+
+    asyncio.run(test())
 
 
 def test_an_operator_that_may_not_list_sweeps_still_reconciles_jobs() -> None:

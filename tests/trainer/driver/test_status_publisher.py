@@ -127,6 +127,15 @@ def test_a_group_that_goes_back_shows_no_loss_until_its_first_step(
     assert (status(directory)["step"], status(directory)["loss"]) == (5, 35.0)
 
 
+def test_a_group_that_starts_again_from_the_beginning_says_so(
+    directory: JobDirectory, publisher: StatusPublisher
+) -> None:
+    publisher.start_generation(generation=1, first_step=6, workers=2)
+    publisher.start_generation(generation=2, first_step=0, workers=2)
+    publisher.refresh()
+    assert status(directory)["resumedFromStep"] == 0, "None would say that it is not known"
+
+
 def test_no_event_is_lost_while_the_volume_is_full(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     publisher = StatusPublisher(directory, Ledger(directory), 1, [])
     publisher.start_generation(generation=1, first_step=0, workers=2)

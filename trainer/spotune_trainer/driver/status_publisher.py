@@ -166,7 +166,7 @@ class StatusPublisher:
                 tracker.rewind(first_step)
             self._generation = _GenerationFiles(self._directory.generation_logs(generation))
             self._group_started_at = time.time()
-            self._status.update(generation=generation, step=first_step, resumedFromStep=first_step or None)
+            self._status.update(generation=generation, step=first_step, resumedFromStep=first_step)
             self._status.update(ownSeconds=None, slowestRanks=None, stragglers=None)
             self._status.update(workers={"running": 0, "wanted": workers}, message=None)
             self._status["stepsLost"] = self._ledger.steps_lost()
@@ -186,8 +186,7 @@ class StatusPublisher:
             self._generation = _GenerationFiles(self._directory.generation_logs(generation), copied)
             self._group_started_at = started["time"]
             workers = {"running": 0, "wanted": started["worldSize"]}
-            resumed_from = started["step"] or None
-            self._status.update(generation=generation, resumedFromStep=resumed_from, workers=workers)
+            self._status.update(generation=generation, resumedFromStep=started["step"], workers=workers)
             self._status["message"] = WORKERS_TRAIN_ON
             self._status["phase"] = Phase.LOADING.value
             self._read(self._generation)
