@@ -4,18 +4,59 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
 
 from spotune.errors import KubernetesError, NotFoundError, RefusedError
 
+T = TypeVar("T")
 
-def error_from_response(status: int, body: str, server: str) -> KubernetesError:
+_RETRIES: Final = 10
+_MAX_RETRY_SECONDS: Final = 10.0
+_DEFAULT_RETRY_SECONDS: Final = 1.0
+
+
+class OverloadedError(KubernetesError):
+    """The API server rejected a request before processing it (429), for example because of its priority and fairness.
+
+    Args:
+        message: Message for the user.
+        retry_after: Value of the header ``Retry-After``; empty without it.
+    """
+
+    def __init__(self, message: str, retry_after: str) -> None:
+        super().__init__(message, 429)
+        seconds = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else _DEFAULT_RETRY_SECONDS
+        self.seconds = min(seconds, _MAX_RETRY_SECONDS)
+        """Seconds to wait before the next attempt."""
+
+
+def retried_if_overloaded(request: Callable[[], T], pause: Callable[[float], None]) -> T:
+    """Send a request, and send it again while the API server is overloaded: 10 times at most, as client-go does.
+
+    Args:
+        request: Sends it and returns the response.
+        pause: Sleeps for the given seconds.
+
+    Raises:
+        OverloadedError: The API server is still overloaded.
+    """
+    for _ in range(_RETRIES):
+        try:
+            return request()
+        except OverloadedError as error:
+            pause(error.seconds)
+    return request()
+
+
+def error_from_response(status: int, body: str, server: str, retry_after: str = "") -> KubernetesError:
     """The error for an HTTP response that is not a success.
 
     Args:
         status: HTTP status code.
         body: A ``v1.Status`` as JSON, or any text, for example from a proxy.
         server: URL of the API server.
+        retry_after: Value of the header ``Retry-After``; empty without it.
     """
     message = status_message(body)
     match status:
@@ -32,8 +73,10 @@ def error_from_response(status: int, body: str, server: str) -> KubernetesError:
             )
         case 404:
             return NotFoundError(message, status)
-        case 400 | 409 | 413 | 422 | 429:
+        case 400 | 409 | 413 | 422:
             return RefusedError(message, status)
+        case 429:
+            return OverloadedError(f"{server} is overloaded (429): {message}. Try again later", retry_after)
     return KubernetesError(f"{server} responded with status {status}: {message}", status)
 
 

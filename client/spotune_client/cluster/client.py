@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -11,7 +12,7 @@ import urllib3
 from kubernetes.client import ApiClient
 
 from spotune.errors import KubernetesError
-from spotune_client.cluster.api_errors import error_from_response, unreachable_error
+from spotune_client.cluster.api_errors import error_from_response, retried_if_overloaded, unreachable_error
 from spotune_client.cluster.pod_stream import PodConnection, open_connection
 
 Manifest = dict[str, Any]
@@ -31,15 +32,17 @@ class Cluster:
     Args:
         client: The Kubernetes library's client, with server and credentials.
         namespace: Namespace of the jobs.
+        pause: Sleeps for the given seconds, before a request that an overloaded API server rejected is sent again.
     """
 
-    def __init__(self, client: ApiClient, namespace: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str, pause: Callable[[float], None] = time.sleep) -> None:
         self._client = client
         self.namespace = namespace
+        self._pause = pause
 
     def in_namespace(self, namespace: str) -> Cluster:
         """The same cluster, with another namespace to act on."""
-        return Cluster(self._client, namespace) if namespace != self.namespace else self
+        return Cluster(self._client, namespace, self._pause) if namespace != self.namespace else self
 
     def close(self) -> None:
         """Close idle connections."""
@@ -132,7 +135,9 @@ class Cluster:
             KubernetesError: The pod does not exist, or does not listen on the port.
         """
         url = f"{self.server}{self.path('pods', pod)}/portforward"
-        return open_connection(self._client.configuration, url, port, self.authorization())
+        return retried_if_overloaded(
+            lambda: open_connection(self._client.configuration, url, port, self.authorization()), self._pause
+        )
 
     def authorization(self) -> dict[str, str]:
         """The authorization header, with a refreshed token if tokens expire; empty with a client certificate."""
@@ -167,7 +172,8 @@ class Cluster:
         headers = {"Accept": _JSON, "Content-Type": kind, "User-Agent": "spotune", **self.authorization()}
         url = f"{self.server}{path}" + (f"?{urlencode(parameters)}" if parameters else "")
         text = json.dumps(body).encode() if body is not None else None
-        try:
+
+        def send() -> urllib3.BaseHTTPResponse:
             response = self._client.rest_client.pool_manager.request(
                 method,
                 url,
@@ -178,6 +184,10 @@ class Cluster:
             )
             if response.status < 400:
                 return response
-            raise error_from_response(response.status, response.read().decode(errors="replace"), self.server)
+            content, retry_after = response.read().decode(errors="replace"), response.headers.get("Retry-After", "")
+            raise error_from_response(response.status, content, self.server, retry_after)
+
+        try:
+            return retried_if_overloaded(send, self._pause)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise unreachable_error(self.server, error) from error

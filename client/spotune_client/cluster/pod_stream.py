@@ -52,9 +52,8 @@ def open_connection(configuration: Any, url: str, port: int, headers: Mapping[st
     try:
         websocket = create_websocket(configuration, address, {**headers, "sec-websocket-protocol": _PROTOCOL})
     except WebSocketBadStatusException as error:
-        raise error_from_response(
-            error.status_code, (error.resp_body or b"").decode(errors="replace"), server
-        ) from error
+        content, headers = (error.resp_body or b"").decode(errors="replace"), error.resp_headers or {}
+        raise error_from_response(error.status_code, content, server, headers.get("retry-after", "")) from error
     except (WebSocketException, OSError) as error:
         raise unreachable_error(server, error) from error
     return PodConnection(websocket, port)

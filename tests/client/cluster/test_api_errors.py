@@ -6,7 +6,13 @@ import ssl
 import pytest
 
 from spotune.errors import InfrastructureError, KubernetesError, NotFoundError, RefusedError
-from spotune_client.cluster.api_errors import error_from_response, status_message, unreachable_error
+from spotune_client.cluster.api_errors import (
+    OverloadedError,
+    error_from_response,
+    retried_if_overloaded,
+    status_message,
+    unreachable_error,
+)
 
 SERVER = "https://10.0.0.1:6443"
 FORBIDDEN = (
@@ -31,6 +37,12 @@ def status(message: str, code: int) -> str:
             "<html>Bad   gateway</html>",
             KubernetesError,
             f"{SERVER} responded with status 503: <html>Bad gateway</html>",
+        ),
+        (
+            429,
+            status("too many requests", 429),
+            OverloadedError,
+            f"{SERVER} is overloaded (429): too many requests. Try",
         ),
         (500, "", KubernetesError, f"{SERVER} responded with status 500: no reason is given"),
     ],
@@ -59,3 +71,33 @@ def test_certificate_errors_are_explained() -> None:
 
 def test_long_proxy_pages_are_truncated() -> None:
     assert len(status_message("x" * 10_000)) == 500
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("0", 0), ("3", 3), ("3600", 10), ("", 1), ("Wed, 21 Oct 2015 07:28:00 GMT", 1), ("-1", 1), ("9" * 5000, 10)],
+)
+def test_an_overloaded_server_says_when_to_retry_within_a_bound(header: str, seconds: float) -> None:
+    pauses: list[float] = []
+    answers = iter([error_from_response(429, "", SERVER, header), "done"])
+
+    def request() -> str:
+        answer = next(answers)
+        if isinstance(answer, KubernetesError):
+            raise answer
+        return str(answer)
+
+    assert retried_if_overloaded(request, pauses.append) == "done"
+    assert pauses == [seconds]
+
+
+def test_a_server_that_stays_overloaded_is_an_error_that_is_not_final() -> None:
+    pauses: list[float] = []
+
+    def request() -> None:
+        raise error_from_response(429, "", SERVER, "2")
+
+    with pytest.raises(OverloadedError):
+        retried_if_overloaded(request, pauses.append)
+    assert pauses == [2.0] * 10
+    assert not issubclass(OverloadedError, RefusedError)

@@ -52,6 +52,12 @@ def server(tmp_path: Path) -> Iterator[tuple[ApiServer, Cluster]]:
         yield api, cluster
 
 
+def test_a_request_is_repeated_while_the_server_is_overloaded(tmp_path: Path) -> None:
+    answers = iter([(429, "too many requests"), (429, "too many requests"), (200, '{"kind": "Pod"}')])
+    with serving_cluster(lambda *_: next(answers), tmp_path) as cluster:
+        assert cluster.get("/api/v1/namespaces/team/pods/x") == {"kind": "Pod"}
+
+
 def named(*names: str, namespace: str = "team") -> list[dict[str, Any]]:
     return [{"metadata": {"name": name, "namespace": namespace}} for name in names]
 
