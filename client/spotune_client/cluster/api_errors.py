@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable, Iterator
+from http import HTTPStatus
 from typing import Final, TypeVar
 
 from spotune.errors import KubernetesError, NotFoundError, RefusedError
@@ -81,10 +82,10 @@ def error_from_response(status: int, body: str, server: str, retry_after: str = 
 
 
 def unreachable_error(server: str, error: BaseException) -> KubernetesError:
-    """The error for a connection to the API server that failed."""
+    """The error for a connection to the API server that failed; a wrong certificate is final: a ``RefusedError``."""
     reasons = list(_causes(error))
     if any(isinstance(reason, ssl.SSLCertVerificationError) for reason in reasons) or "CERTIFICATE" in str(error):
-        return KubernetesError(
+        return RefusedError(
             f"{server} has another certificate than the kubeconfig expects: the cluster was recreated, or there is a "
             "proxy in between. Fetch the cluster's credentials again"
         )
@@ -94,6 +95,11 @@ def unreachable_error(server: str, error: BaseException) -> KubernetesError:
         f"{server} does not answer ({message}). Check that the cluster is up, that --context is right, and whether you "
         "need a VPN or a proxy"
     )
+
+
+def is_final(error: KubernetesError) -> bool:
+    """Whether the same request would fail again: access denied, a wrong certificate, or nothing there."""
+    return isinstance(error, RefusedError) or error.status == HTTPStatus.NOT_FOUND
 
 
 def status_message(body: str) -> str:

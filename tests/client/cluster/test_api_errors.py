@@ -9,6 +9,7 @@ from spotune.errors import InfrastructureError, KubernetesError, NotFoundError, 
 from spotune_client.cluster.api_errors import (
     OverloadedError,
     error_from_response,
+    is_final,
     retried_if_overloaded,
     status_message,
     unreachable_error,
@@ -66,7 +67,10 @@ def test_connection_error_contains_the_operating_systems_reason() -> None:
 
 def test_certificate_errors_are_explained() -> None:
     error = ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
-    assert "has another certificate than the kubeconfig expects" in str(unreachable_error(SERVER, error))
+    found = unreachable_error(SERVER, error)
+    assert "has another certificate than the kubeconfig expects" in str(found)
+    assert is_final(found)
+    assert not is_final(unreachable_error(SERVER, TimeoutError()))
 
 
 def test_long_proxy_pages_are_truncated() -> None:
