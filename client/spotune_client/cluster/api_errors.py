@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from typing import Final, TypeVar
@@ -32,7 +33,11 @@ class OverloadedError(KubernetesError):
         """Seconds to wait before the next attempt."""
 
 
-def retried_if_overloaded(request: Callable[[], T], pause: Callable[[float], None]) -> T:
+class SilentError(KubernetesError):
+    """A connection has sent nothing for so long that it may be lost without having been closed."""
+
+
+def retried_if_overloaded(request: Callable[[], T], pause: Callable[[float], None] = time.sleep) -> T:
     """Send a request, and send it again while the API server is overloaded: 10 times at most, as client-go does.
 
     Args:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -12,13 +12,20 @@ import urllib3
 from kubernetes.client import ApiClient
 
 from spotune.errors import KubernetesError
-from spotune_client.cluster.api_errors import error_from_response, retried_if_overloaded, unreachable_error
+from spotune_client.cluster.api_errors import (
+    SilentError,
+    error_from_response,
+    retried_if_overloaded,
+    unreachable_error,
+)
 from spotune_client.cluster.pod_stream import PodConnection, open_connection
 
 Manifest = dict[str, Any]
 
 _CONNECT_SECONDS: Final = 10.0
 _RESPONSE_SECONDS: Final = 60.0
+QUIET_SECONDS: Final = 60.0
+"""Time without a byte after which a stream counts as lost: a machine or proxy in between may drop it silently."""
 _PAGE: Final = 500
 _JSON: Final = "application/json"
 _MERGE: Final = "application/merge-patch+json"
@@ -32,17 +39,19 @@ class Cluster:
     Args:
         client: The Kubernetes library's client, with server and credentials.
         namespace: Namespace of the jobs.
-        pause: Sleeps for the given seconds, before a request that an overloaded API server rejected is sent again.
+        quiet_seconds: Time without a byte after which a stream counts as lost.
     """
 
-    def __init__(self, client: ApiClient, namespace: str, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, client: ApiClient, namespace: str, quiet_seconds: float = QUIET_SECONDS) -> None:
         self._client = client
         self.namespace = namespace
-        self._pause = pause
+        self._quiet_seconds = quiet_seconds
 
     def in_namespace(self, namespace: str) -> Cluster:
         """The same cluster, with another namespace to act on."""
-        return Cluster(self._client, namespace, self._pause) if namespace != self.namespace else self
+        found = copy.copy(self)
+        found.namespace = namespace
+        return found
 
     def close(self) -> None:
         """Close idle connections."""
@@ -113,13 +122,19 @@ class Cluster:
         self._json("DELETE", path, {}, {**grace, "propagationPolicy": "Background"})
 
     def lines(self, path: str, **parameters: str) -> Iterator[str]:
-        """Yield the lines of a streamed text, such as a container's log, until it ends; raises as ``get`` does."""
-        response = self._request("GET", path, parameters, None, _JSON, read_seconds=None)
+        """Yield the lines of a streamed text, such as a container's log, until it ends; raises as ``get`` does.
+
+        Raises:
+            SilentError: Nothing has arrived for a while: nothing is printed, or the connection is lost.
+        """
+        response = self._request("GET", path, parameters, None, _JSON, read_seconds=self._quiet_seconds)
         remainder = b""
         try:
             for chunk in response.stream():
                 *whole, remainder = (remainder + chunk).split(b"\n")
                 yield from (line.decode(errors="replace") for line in whole)
+        except urllib3.exceptions.ReadTimeoutError as error:
+            raise SilentError(f"{self.server}{path} has sent nothing for {self._quiet_seconds:.0f} s") from error
         except urllib3.exceptions.HTTPError as error:
             raise unreachable_error(self.server, error) from error
         finally:
@@ -135,9 +150,8 @@ class Cluster:
             KubernetesError: The pod does not exist, or does not listen on the port.
         """
         url = f"{self.server}{self.path('pods', pod)}/portforward"
-        return retried_if_overloaded(
-            lambda: open_connection(self._client.configuration, url, port, self.authorization()), self._pause
-        )
+        configuration, seconds = self._client.configuration, self._quiet_seconds
+        return retried_if_overloaded(lambda: open_connection(configuration, url, port, self.authorization(), seconds))
 
     def authorization(self) -> dict[str, str]:
         """The authorization header, with a refreshed token if tokens expire; empty with a client certificate."""
@@ -166,7 +180,7 @@ class Cluster:
         parameters: Mapping[str, str],
         body: Manifest | None,
         kind: str,
-        read_seconds: float | None,
+        read_seconds: float,
     ) -> urllib3.BaseHTTPResponse:
         """Send a request and return its response with unread content; raise if it is not a success."""
         headers = {"Accept": _JSON, "Content-Type": kind, "User-Agent": "spotune", **self.authorization()}
@@ -188,6 +202,6 @@ class Cluster:
             raise error_from_response(response.status, content, self.server, retry_after)
 
         try:
-            return retried_if_overloaded(send, self._pause)
+            return retried_if_overloaded(send)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise unreachable_error(self.server, error) from error

@@ -15,7 +15,7 @@ from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
 
 from spotune.errors import KubernetesError, UsageError
-from spotune_client.cluster.client import Cluster
+from spotune_client.cluster.client import QUIET_SECONDS, Cluster
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
@@ -35,8 +35,12 @@ class ClusterOptions:
     context: str = ""
 
 
-def open_cluster(target: ClusterOptions) -> Cluster:
+def open_cluster(target: ClusterOptions, quiet_seconds: float = QUIET_SECONDS) -> Cluster:
     """Create a client for the selected cluster, without sending a request yet.
+
+    Args:
+        target: Selects the cluster.
+        quiet_seconds: Time without a byte after which a stream counts as lost.
 
     Raises:
         UsageError: There is no kubeconfig, or it does not contain the context.
@@ -49,7 +53,7 @@ def open_cluster(target: ClusterOptions) -> Cluster:
         namespace = _log_in_as_pod(configuration, target)
     else:
         namespace = _log_in(configuration, files, target.context)
-    return Cluster(ApiClient(configuration), target.namespace or namespace)
+    return Cluster(ApiClient(configuration), target.namespace or namespace, quiet_seconds)
 
 
 def _kubeconfigs(given: Path | None) -> list[Path]:

@@ -47,6 +47,10 @@ _SECONDS_TO_START: Final = 600.0
 _POLL_SECONDS: Final = 1.0
 
 
+class PodFailedError(KubernetesError):
+    """A temporary pod does not start, or its command has failed."""
+
+
 def job_directory(job: Job, head_template: HeadTemplate) -> str:
     """Path of the job's folder inside its pods."""
     return _option(_supervisor(head_template(job)), "--directory")
@@ -158,7 +162,8 @@ def running_pod(cluster: Cluster, manifest: Manifest, notify: Notify) -> Iterato
         notify: Prints a progress message.
 
     Raises:
-        KubernetesError: The pod cannot be created or does not start.
+        KubernetesError: The pod cannot be created.
+        PodFailedError: It does not start.
     """
     name = manifest["metadata"]["name"]
     with deleted_on_exit(cluster, name):
@@ -177,7 +182,7 @@ def _wait_until_started(cluster: Cluster, name: str, notify: Notify) -> None:
             notify(f"waiting for pod {name}: {state}")
             last_state = state
         time.sleep(_POLL_SECONDS)
-    raise KubernetesError(f"pod {name} has not started within {_SECONDS_TO_START:.0f} s: {last_state}")
+    raise PodFailedError(f"pod {name} has not started within {_SECONDS_TO_START:.0f} s: {last_state}")
 
 
 def _startup(cluster: Cluster, name: str) -> str:
@@ -188,9 +193,10 @@ def _startup(cluster: Cluster, name: str) -> str:
         if is_final(error):
             raise
         return f"{error}; retrying"
-    state, problem = container_state(pod), pod_problem(pod)
+    state = container_state(pod)
     if "running" in state or "terminated" in state:
         return ""
+    problem = pod_problem(pod)
     return f"{problem.reason}: {problem.message}" if problem is not None else "pulling its image and starting"
 
 
@@ -213,11 +219,11 @@ def raise_if_failed(cluster: Cluster, name: str, last: str) -> None:
         last: The last line that the pod printed.
 
     Raises:
-        KubernetesError: The exit code is not 0.
+        PodFailedError: The exit code is not 0.
     """
     ended = container_state(cluster.get(cluster.path("pods", name))).get("terminated") or {}
     if ended.get("exitCode"):
-        raise KubernetesError(
+        raise PodFailedError(
             f"pod {name} terminated with {ended.get('reason') or 'an error'}: {last or 'it printed nothing'}"
         )
 
