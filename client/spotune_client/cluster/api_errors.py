@@ -89,10 +89,15 @@ def error_from_response(status: int, body: str, server: str, retry_after: str = 
 def unreachable_error(server: str, error: BaseException) -> KubernetesError:
     """The error for a connection to the API server that failed; a wrong certificate is final: a ``RefusedError``."""
     reasons = list(_causes(error))
-    if any(isinstance(reason, ssl.SSLCertVerificationError) for reason in reasons) or "CERTIFICATE" in str(error):
+    if any(isinstance(reason, ssl.SSLCertVerificationError) for reason in reasons) or "VERIFY_FAILED" in str(error):
         return RefusedError(
             f"{server} has another certificate than the kubeconfig expects: the cluster was recreated, or there is a "
             "proxy in between. Fetch the cluster's credentials again"
+        )
+    if any(isinstance(reason, ssl.SSLError) for reason in reasons):
+        return KubernetesError(
+            f"no TLS connection to {server} ({reasons[-1]}). Check that it listens with HTTPS, and that the kubeconfig "
+            "has a valid client certificate and key if the cluster needs them"
         )
     os_error = next((reason.strerror for reason in reasons if isinstance(reason, OSError) and reason.strerror), "")
     message = os_error or str(reasons[-1]).strip() or type(reasons[-1]).__name__

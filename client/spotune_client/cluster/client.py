@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 import urllib3
 from kubernetes.client import ApiClient
 
-from spotune.errors import KubernetesError
+from spotune.errors import KubernetesError, RefusedError
 from spotune_client.cluster.api_errors import (
     SilentError,
     error_from_response,
@@ -154,9 +154,15 @@ class Cluster:
         return retried_if_overloaded(lambda: open_connection(configuration, url, port, self.authorization(), seconds))
 
     def authorization(self) -> dict[str, str]:
-        """The authorization header, with a refreshed token if tokens expire; empty with a client certificate."""
+        """The authorization header, with a refreshed token if tokens expire; empty with a client certificate.
+
+        Raises:
+            RefusedError: The token has characters that no token has.
+        """
         headers: dict[str, str] = {}
         self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+        if not all(value.isascii() and value.isprintable() for value in headers.values()):
+            raise RefusedError(f"the kubeconfig's token for {self.server} has a line break or special characters")
         return headers
 
     def _json(

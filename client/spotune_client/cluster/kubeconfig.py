@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,10 +14,15 @@ from pathlib import Path
 import yaml
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from urllib3.exceptions import HTTPError
+from urllib3.util import parse_url
 
+from spotune.custom_resource.metadata import NAME_PATTERN
 from spotune.errors import KubernetesError, UsageError
 from spotune_client.cluster.client import QUIET_SECONDS, Cluster
 
+_INVALID = (ConfigException, yaml.YAMLError, HTTPError, AttributeError, KeyError, OSError, TypeError, ValueError)
+"""What the readers of YAML, kubeconfig and URLs raise for files that are not as they should be, or cannot be read."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -46,14 +52,16 @@ def open_cluster(target: ClusterOptions, quiet_seconds: float = QUIET_SECONDS) -
         UsageError: There is no kubeconfig, or it does not contain the context.
         KubernetesError: The kubeconfig's credential plugin fails.
     """
+    if target.namespace and not re.fullmatch(NAME_PATTERN, target.namespace):
+        raise UsageError(f"--namespace {target.namespace}: this cannot be the name of a namespace")
     files = _kubeconfigs(target.kubeconfig)
     # No retries: urllib3 prints a line for each, and callers that wait retry themselves.
     configuration = Configuration(retries=False)
     if not files:
-        namespace = _log_in_as_pod(configuration, target)
+        client, namespace = _log_in_as_pod(configuration, target)
     else:
-        namespace = _log_in(configuration, files, target.context)
-    return Cluster(ApiClient(configuration), target.namespace or namespace, quiet_seconds)
+        client, namespace = _log_in(configuration, files, target.context)
+    return Cluster(client, target.namespace or namespace, quiet_seconds)
 
 
 def _kubeconfigs(given: Path | None) -> list[Path]:
@@ -64,14 +72,14 @@ def _kubeconfigs(given: Path | None) -> list[Path]:
     """
     if given is not None:
         if not given.is_file():
-            raise UsageError(f"--kubeconfig {given}: the file does not exist")
+            raise UsageError(f"--kubeconfig {given}: {'is no file' if given.exists() else 'the file does not exist'}")
         return [given]
     named = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     return [Path(file) for file in named.split(os.pathsep) if file and Path(file).is_file()]
 
 
-def _log_in_as_pod(configuration: Configuration, target: ClusterOptions) -> str:
-    """Use the service account of the pod that this process runs in, and return the pod's namespace."""
+def _log_in_as_pod(configuration: Configuration, target: ClusterOptions) -> tuple[ApiClient, str]:
+    """A client with the service account of the pod that this process runs in, and the pod's namespace."""
     try:
         load_incluster_config(client_configuration=configuration)
         namespace = _SERVICE_ACCOUNT.read_text(encoding="utf-8").strip()
@@ -83,21 +91,24 @@ def _log_in_as_pod(configuration: Configuration, target: ClusterOptions) -> str:
         ) from error
     if target.context:
         raise UsageError(f"--context {target.context}: there is no kubeconfig to find it in")
-    return namespace
+    return ApiClient(configuration), namespace
 
 
-def _log_in(configuration: Configuration, files: Sequence[Path], context: str) -> str:
-    """Use the credentials of the kubeconfigs, and return the context's namespace."""
+def _log_in(configuration: Configuration, files: Sequence[Path], context: str) -> tuple[ApiClient, str]:
+    """A client with the credentials of the kubeconfigs, and the context's namespace."""
     joined = os.pathsep.join(map(str, files))
     try:
         chosen, namespace = _choose(files, context)
         with _logged_errors() as errors:
             load_kube_config(joined, context=chosen, client_configuration=configuration, persist_config=False)
-    except (ConfigException, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        if parse_url(configuration.host).scheme not in ("https", "http"):
+            raise ConfigException(f"server {configuration.host} of context {chosen} does not begin with https://")
+        client = ApiClient(configuration)
+    except _INVALID as error:
         raise UsageError(f"{joined} is not a valid kubeconfig: {_one_line(error)}") from error
     if errors:
         raise KubernetesError(f"context {chosen}: the credential plugin of {joined} failed: {'; '.join(errors)}")
-    return namespace
+    return client, namespace
 
 
 def _choose(files: Sequence[Path], name: str) -> tuple[str, str]:
@@ -112,7 +123,7 @@ def _choose(files: Sequence[Path], name: str) -> tuple[str, str]:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         current = current or content.get("current-context") or ""
         for context in content.get("contexts") or ():
-            found.setdefault(context["name"], context["context"].get("namespace") or "default")
+            found.setdefault(context["name"], str(context["context"].get("namespace") or "default"))
     names, where = ", ".join(found) or "none", os.pathsep.join(map(str, files))
     if not (name or current):
         raise UsageError(f"{where} has no current context: use --context; available: {names}")

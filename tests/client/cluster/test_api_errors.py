@@ -73,6 +73,13 @@ def test_certificate_errors_are_explained() -> None:
     assert not is_final(unreachable_error(SERVER, TimeoutError()))
 
 
+def test_other_errors_of_tls_name_its_likely_causes() -> None:
+    error = TimeoutError("wrapped")
+    error.__cause__ = ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER] wrong version number")
+    found = str(unreachable_error(SERVER, error))
+    assert found.startswith(f"no TLS connection to {SERVER} ([SSL: WRONG_VERSION_NUMBER] wrong version number). Check")
+
+
 def test_long_proxy_pages_are_truncated() -> None:
     assert len(status_message("x" * 10_000)) == 500
 
