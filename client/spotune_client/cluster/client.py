@@ -30,6 +30,7 @@ _PAGE: Final = 500
 _JSON: Final = "application/json"
 _MERGE: Final = "application/merge-patch+json"
 _APPLY: Final = "application/apply-patch+yaml"
+_HINT: Final = ". Check that the kubeconfig's server is an API server, and not a proxy or a page to log in"
 _FIELD_MANAGER: Final = "spotune-client"
 
 
@@ -88,7 +89,9 @@ class Cluster:
             following = str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
             repeats = bool(following) and following == query.get("continue")
             if repeats or "items" not in page or not isinstance(items, list) or not isinstance(metadata, dict):
-                raise KubernetesError(f"{self.server}{path} responded with something else than a list of objects")
+                raise KubernetesError(
+                    f"{self.server}{path} responded with something else than a list of objects{_HINT}"
+                )
             found += items
             if not following:
                 return found
@@ -174,9 +177,10 @@ class Cluster:
         except urllib3.exceptions.HTTPError as error:
             raise unreachable_error(self.server, error) from error
         except (ValueError, RecursionError) as error:
-            raise KubernetesError(f"{self.server}{path} responded with something else than JSON: {error}") from error
+            message = f"{self.server}{path} responded with something else than JSON ({error}){_HINT}"
+            raise KubernetesError(message) from error
         if not isinstance(found, dict):
-            raise KubernetesError(f"{self.server}{path} responded with something else than an object")
+            raise KubernetesError(f"{self.server}{path} responded with something else than an object{_HINT}")
         return found
 
     def _request(

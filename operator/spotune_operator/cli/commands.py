@@ -122,7 +122,7 @@ def watch(
     )
 
     name, cluster = _job(name, "watch"), _cluster(namespace, kubeconfig, context)
-    view: View = JsonView(typer.echo) if output == "json" else PlainView(typer.echo)
+    view: View = JsonView(typer.echo, _notify) if output == "json" else PlainView(typer.echo)
     if output == "text" and sys.stdout.isatty():
         view = LiveView(Console())
 
