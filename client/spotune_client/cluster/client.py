@@ -18,6 +18,7 @@ from spotune_client.cluster.api_errors import (
     retried_if_overloaded,
     unreachable_error,
 )
+from spotune_client.cluster.credential_errors import logged_errors
 from spotune_client.cluster.pod_stream import PodConnection, open_connection
 
 Manifest = dict[str, Any]
@@ -161,9 +162,13 @@ class Cluster:
 
         Raises:
             RefusedError: The token has characters that no token has.
+            KubernetesError: The credential plugin fails.
         """
         headers: dict[str, str] = {}
-        self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+        with logged_errors() as errors:
+            self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+        if errors:
+            raise KubernetesError(f"the credential plugin for {self.server} failed: {'; '.join(errors)}")
         if not all(value.isascii() and value.isprintable() for value in headers.values()):
             raise RefusedError(f"the kubeconfig's token for {self.server} has a line break or special characters")
         return headers

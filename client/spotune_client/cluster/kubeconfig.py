@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,6 +18,7 @@ from urllib3.util import parse_url
 from spotune.custom_resource.metadata import NAME_PATTERN
 from spotune.errors import KubernetesError, UsageError
 from spotune_client.cluster.client import QUIET_SECONDS, Cluster
+from spotune_client.cluster.credential_errors import logged_errors
 
 _INVALID = (ConfigException, yaml.YAMLError, HTTPError, AttributeError, KeyError, OSError, TypeError, ValueError)
 """What the readers of YAML, kubeconfig and URLs raise for files that are not as they should be, or cannot be read."""
@@ -99,7 +98,7 @@ def _log_in(configuration: Configuration, files: Sequence[Path], context: str) -
     joined = os.pathsep.join(map(str, files))
     try:
         chosen, namespace = _choose(files, context)
-        with _logged_errors() as errors:
+        with logged_errors() as errors:
             load_kube_config(joined, context=chosen, client_configuration=configuration, persist_config=False)
         if parse_url(configuration.host).scheme not in ("https", "http"):
             raise ConfigException(f"server {configuration.host} of context {chosen} does not begin with https://")
@@ -133,23 +132,6 @@ def _choose(files: Sequence[Path], name: str) -> tuple[str, str]:
         hint = f"did you mean {near[0]}?" if near else f"available: {names}"
         raise UsageError(f"--context {chosen}: {where} does not contain this context; {hint}")
     return chosen, found[chosen]
-
-
-@contextmanager
-def _logged_errors() -> Iterator[list[str]]:
-    """Collect the library's error logs: it reports a failed credential plugin only there."""
-    found: list[str] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(" ".join(record.getMessage().split()))
-
-    collector = Collector(logging.ERROR)
-    logging.getLogger().addHandler(collector)
-    try:
-        yield found
-    finally:
-        logging.getLogger().removeHandler(collector)
 
 
 def _one_line(error: Exception) -> str:

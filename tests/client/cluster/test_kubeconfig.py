@@ -169,6 +169,22 @@ def test_error_of_a_credential_plugin_contains_its_output(tmp_path: Path, capfd:
     assert capfd.readouterr().err == ""
 
 
+def test_error_when_a_token_is_renewed_is_one_error_and_not_a_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expired = (
+        '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", '
+        '"status": {"token": "old", "expirationTimestamp": "2026-01-01T00:00:00Z"}}'
+    )
+    once = f"if [ -e {tmp_path}/once ]; then echo 'run az login' >&2; exit 3; fi; touch {tmp_path}/once"
+    user = login_program(tmp_path, f"{once}; echo '{expired}'")
+    cluster = open_cluster(ClusterOptions(kubeconfig=kubeconfig(tmp_path, user)))
+    with pytest.raises(KubernetesError, match=f"the credential plugin for {NOBODY} failed: .*run az login") as caught:
+        cluster.get("/version")
+    assert not isinstance(caught.value, RefusedError)
+    assert capfd.readouterr().err == ""
+
+
 def test_missing_credential_plugin_is_named(tmp_path: Path) -> None:
     user = {"exec": {"apiVersion": "client.authentication.k8s.io/v1", "command": "kubelogin-of-nobody"}}
     with pytest.raises(KubernetesError, match=r"the credential plugin of .* failed: .*kubelogin-of-nobody"):
