@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from spotune_client.cluster.client import Cluster
+from spotune_client.cluster.container_log import whole_log
 from spotune_client.cluster.jobs import get_job
 from spotune_client.cluster.volume_pod import (
     HeadTemplate,
@@ -35,6 +36,6 @@ def report_page(cluster: Cluster, name: str, notify: Notify, head_template: Head
     job = get_job(cluster, name)
     command = ["python", "-m", "spotune_trainer.observability.report", job_directory(job, head_template)]
     with running_pod(cluster, volume_pod_manifest(job, "report", command, _SECONDS, head_template), notify) as pod:
-        lines = list(cluster.lines(f"{cluster.path('pods', pod)}/log", follow="true"))
+        lines = list(whole_log(cluster, pod))
         raise_if_failed(cluster, pod, lines[-1] if lines else "")
     return "".join(f"{line}\n" for line in lines)

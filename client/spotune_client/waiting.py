@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from spotune.crd.definition import FINETUNE_JOBS, CustomResource
-from spotune.errors import JobError, KubernetesError, RefusedError, TimedOutError, UsageError
+from spotune.errors import JobError, KubernetesError, TimedOutError, UsageError
 from spotune.formatting import duration
+from spotune_client.cluster.api_errors import is_final
 from spotune_client.cluster.client import Cluster, Manifest
 from spotune_client.cluster.conditions import condition_heading, notable_conditions
 from spotune_client.cluster.jobs import (
@@ -36,7 +37,7 @@ def polled(
 ) -> Iterator[Manifest]:
     """Yield an object at once and after every pause, without an end.
 
-    If the API server stops answering, polling continues: the object is not affected.
+    If the API server stops answering, polling continues, and yields the last known state: the object is not affected.
 
     Args:
         cluster: The cluster with the object.
@@ -57,11 +58,11 @@ def polled(
         try:
             found = get_object(cluster, resource, name)
             api_is_down = False
-        except RefusedError:
-            raise
         except UsageError as error:
             raise UsageError(f"{name} was deleted before it ended") from error
         except KubernetesError as error:
+            if is_final(error):
+                raise
             if not api_is_down:
                 notify(f"{error}; retrying")
             api_is_down = True
@@ -183,14 +184,27 @@ class Poller:
     def wait(self, pending: Callable[[], str], notify: Notify) -> None:
         """Call ``pending`` until it returns an empty string; it describes what is still pending.
 
+        If the API server does not answer, or fails, polling continues.
+
         Raises:
             TimedOutError: The timeout expired.
+            KubernetesError: The API server denies access, its certificate is wrong, or it has no such kind.
         """
         start, notified = self._clock(), ""
-        while state := pending():
+        while state := _state_or_problem(pending):
             if state != notified:
                 notify(f"waiting: {state}")
                 notified = state
             if self._seconds is not None and self._clock() - start >= self._seconds:
                 raise TimedOutError(f"timed out after {duration(self._seconds)}; still waiting: {state}")
             self._pause(POLL_SECONDS)
+
+
+def _state_or_problem(pending: Callable[[], str]) -> str:
+    """What is still pending, or why that is not known at the moment."""
+    try:
+        return pending()
+    except KubernetesError as error:
+        if is_final(error):
+            raise
+        return f"{error}; retrying"

@@ -106,6 +106,14 @@ def test_wait_goes_on_while_the_api_server_is_away(served: tuple[Store, Path]) -
     assert "retrying" in told[0]
 
 
+def test_a_wait_times_out_while_the_api_server_is_away(served: tuple[Store, Path]) -> None:
+    store, now = served[0], iter(range(0, 1000, 20))
+    store.put(JOB, finetune_job())
+    store.after_get = lambda _: setattr(store, "is_down", True)
+    with pytest.raises(TimedOutError, match="timed out after 1 min 00 s: t5-sql is"):
+        Client(kubeconfig=served[1]).jobs.wait("t5-sql", timeout=60, pause=no_pause, clock=lambda: float(next(now)))
+
+
 def test_wait_ends_with_the_cause(served: tuple[Store, Path]) -> None:
     store, kubeconfig = served
     client = Client(kubeconfig=kubeconfig)

@@ -1,9 +1,13 @@
-"""Finds the `config.json` of a model that was downloaded from the Hugging Face Hub, without network access."""
+"""Models of the Hugging Face Hub without network access: their names, and the `config.json` of downloaded ones."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
+
+HUB_HINT: Final = "a model on the Hugging Face Hub begins with hf://"
+"""The likely cause if a folder of a model does not exist."""
 
 
 def cached_config(source: str, revision: str, environment: Mapping[str, str]) -> Path | None:

@@ -7,9 +7,11 @@ Every error of ``spotune.errors`` that a command raises is printed in red on sta
 import itertools
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -58,6 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Arguments after ``spotune``; None: those of the process.
     """
     argv = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    _replace_closed_streams()
     # torchao registers its enumerations with torch, which calls that outdated: nothing that a user can change.
     logging.getLogger("torch.utils._pytree").setLevel(logging.ERROR)
     try:
@@ -90,6 +93,13 @@ def _run(argv: list[str]) -> int:
             raise
         raise sources[0].missing_package(error) from error
     return result if isinstance(result, int) else 0
+
+
+def _replace_closed_streams() -> None:
+    """Write to nowhere if the caller has closed standard output or error, as with ``>&-``."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
 
 
 def _wants_json(argv: Sequence[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import typer
 from rich.console import Console
 
-from spotune.cli.hub_cache import cached_config
+from spotune.cli.hub_cache import HUB_HINT, cached_config
 from spotune.cli.plan_pools import print_pools
 from spotune.cli.plan_table import print_plan
 from spotune.deadline.odds import Odds, deadline_odds, print_odds, read_markets, switching_of
@@ -248,8 +248,8 @@ def _model_config(job: FinetuneJob, file: Path | None) -> dict[str, Any]:
         file = Path(source) / "config.json"
         if not file.is_file():
             raise JobError(
-                f"model.source: {source} has no config.json, which the plan needs. Check the path (a model on the "
-                "Hugging Face Hub begins with hf://), or pass the file with --config FILE."
+                f"model.source: {source} has no config.json, which the plan needs. Check the path "
+                f"({HUB_HINT}), or pass the file with --config FILE."
             )
     if file is not None:
         return _read_config(file)

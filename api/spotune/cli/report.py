@@ -1,7 +1,8 @@
-"""`spotune report`: an HTML page about a job, from its directory or from a cluster."""
+"""`spotune report`: an HTML page about a job, from its directory or from a cluster; and checks of files for pages."""
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from spotune.cli.plugins import CommandSource
+from spotune.errors import UsageError
 
 _GROUP = "spotune.reports"
 """Entry points that render a report: ``directory`` of the trainer, ``cluster`` of the operator."""
@@ -36,15 +38,38 @@ def report(
 
     Examples: spotune report runs/text-to-sql; spotune report t5-sql --namespace team --file t5.html
     """
-    if Path(job).is_dir():
+    is_directory = Path(job).is_dir()
+    name = Path(job).resolve().name if is_directory else job.rpartition("/")[2]
+    target = writable_file(file or Path(f"{name}.html"), "--file")
+    if is_directory:
         page: str = _source("directory").load()(Path(job))
-        name = Path(job).resolve().name
     else:
         page = _source("cluster").load()(job, namespace, kubeconfig, context)
-        name = job
-    target = file or Path(f"{name}.html")
     target.write_text(page, encoding="utf-8")
     typer.echo(f"{target} ({len(page.encode()) / 1000:,.0f} kB)")
+
+
+def writable_file(path: Path, option: str) -> Path:
+    """The path of a file that a command can write: checked before its work, which may take minutes.
+
+    Folders that it is in are created.
+
+    Args:
+        path: The path as the user gave it.
+        option: The option with the path, for messages.
+
+    Raises:
+        UsageError: No file can be written there.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: is a folder; give the name of a file")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{option} {path}: the folder {path.parent} cannot be created: {error.strerror}") from error
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{option} {path}: you may not write there; choose another file")
+    return path
 
 
 def _source(name: str) -> CommandSource:

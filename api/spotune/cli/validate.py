@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from spotune.cli.hub_cache import HUB_HINT
 from spotune.cli.row_checks import RowCheck, check_rows
 from spotune.entry_points import find_import_problem
 from spotune.errors import JobError, Problem, UsageError
@@ -105,7 +106,7 @@ def _missing_model(job: FinetuneJob, document: Document) -> str:
     folder = sources_of(resolved).get("spec.model.source", "")
     if not folder or "://" in folder or Path(folder).exists():
         return ""
-    return f"{folder} is not on this machine (a model on the Hugging Face Hub begins with hf://)"
+    return f"{folder} is not on this machine ({HUB_HINT})"
 
 
 def _check_rows(job: FinetuneJob, document: Document, max_rows: int | None, *, stores: bool) -> list[RowCheck]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
@@ -10,18 +11,27 @@ from urllib.parse import quote, urlencode
 import urllib3
 from kubernetes.client import ApiClient
 
-from spotune.errors import KubernetesError
-from spotune_client.cluster.api_errors import error_from_response, unreachable_error
+from spotune.errors import KubernetesError, RefusedError
+from spotune_client.cluster.api_errors import (
+    SilentError,
+    error_from_response,
+    retried_if_overloaded,
+    unreachable_error,
+)
+from spotune_client.cluster.credential_errors import logged_errors
 from spotune_client.cluster.pod_stream import PodConnection, open_connection
 
 Manifest = dict[str, Any]
 
 _CONNECT_SECONDS: Final = 10.0
 _RESPONSE_SECONDS: Final = 60.0
+QUIET_SECONDS: Final = 60.0
+"""Time without a byte after which a stream counts as lost: a machine or proxy in between may drop it silently."""
 _PAGE: Final = 500
 _JSON: Final = "application/json"
 _MERGE: Final = "application/merge-patch+json"
 _APPLY: Final = "application/apply-patch+yaml"
+_HINT: Final = ". Check that the kubeconfig's server is an API server, and not a proxy or a page to log in"
 _FIELD_MANAGER: Final = "spotune-client"
 
 
@@ -31,15 +41,19 @@ class Cluster:
     Args:
         client: The Kubernetes library's client, with server and credentials.
         namespace: Namespace of the jobs.
+        quiet_seconds: Time without a byte after which a stream counts as lost.
     """
 
-    def __init__(self, client: ApiClient, namespace: str) -> None:
+    def __init__(self, client: ApiClient, namespace: str, quiet_seconds: float = QUIET_SECONDS) -> None:
         self._client = client
         self.namespace = namespace
+        self._quiet_seconds = quiet_seconds
 
     def in_namespace(self, namespace: str) -> Cluster:
         """The same cluster, with another namespace to act on."""
-        return Cluster(self._client, namespace) if namespace != self.namespace else self
+        found = copy.copy(self)
+        found.namespace = namespace
+        return found
 
     def close(self) -> None:
         """Close idle connections."""
@@ -76,7 +90,9 @@ class Cluster:
             following = str(metadata.get("continue") or "") if isinstance(metadata, dict) else ""
             repeats = bool(following) and following == query.get("continue")
             if repeats or "items" not in page or not isinstance(items, list) or not isinstance(metadata, dict):
-                raise KubernetesError(f"{self.server}{path} responded with something else than a list of objects")
+                raise KubernetesError(
+                    f"{self.server}{path} responded with something else than a list of objects{_HINT}"
+                )
             found += items
             if not following:
                 return found
@@ -110,13 +126,19 @@ class Cluster:
         self._json("DELETE", path, {}, {**grace, "propagationPolicy": "Background"})
 
     def lines(self, path: str, **parameters: str) -> Iterator[str]:
-        """Yield the lines of a streamed text, such as a container's log, until it ends; raises as ``get`` does."""
-        response = self._request("GET", path, parameters, None, _JSON, read_seconds=None)
+        """Yield the lines of a streamed text, such as a container's log, until it ends; raises as ``get`` does.
+
+        Raises:
+            SilentError: Nothing has arrived for a while: nothing is printed, or the connection is lost.
+        """
+        response = self._request("GET", path, parameters, None, _JSON, read_seconds=self._quiet_seconds)
         remainder = b""
         try:
             for chunk in response.stream():
                 *whole, remainder = (remainder + chunk).split(b"\n")
                 yield from (line.decode(errors="replace") for line in whole)
+        except urllib3.exceptions.ReadTimeoutError as error:
+            raise SilentError(f"{self.server}{path} has sent nothing for {self._quiet_seconds:.0f} s") from error
         except urllib3.exceptions.HTTPError as error:
             raise unreachable_error(self.server, error) from error
         finally:
@@ -132,12 +154,23 @@ class Cluster:
             KubernetesError: The pod does not exist, or does not listen on the port.
         """
         url = f"{self.server}{self.path('pods', pod)}/portforward"
-        return open_connection(self._client.configuration, url, port, self.authorization())
+        configuration, seconds = self._client.configuration, self._quiet_seconds
+        return retried_if_overloaded(lambda: open_connection(configuration, url, port, self.authorization(), seconds))
 
     def authorization(self) -> dict[str, str]:
-        """The authorization header, with a refreshed token if tokens expire; empty with a client certificate."""
+        """The authorization header, with a refreshed token if tokens expire; empty with a client certificate.
+
+        Raises:
+            RefusedError: The token has characters that no token has.
+            KubernetesError: The credential plugin fails.
+        """
         headers: dict[str, str] = {}
-        self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+        with logged_errors() as errors:
+            self._client.update_params_for_auth(headers, [], ["BearerToken"], "", "", None)
+        if errors:
+            raise KubernetesError(f"the credential plugin for {self.server} failed: {'; '.join(errors)}")
+        if not all(value.isascii() and value.isprintable() for value in headers.values()):
+            raise RefusedError(f"the kubeconfig's token for {self.server} has a line break or special characters")
         return headers
 
     def _json(
@@ -149,9 +182,10 @@ class Cluster:
         except urllib3.exceptions.HTTPError as error:
             raise unreachable_error(self.server, error) from error
         except (ValueError, RecursionError) as error:
-            raise KubernetesError(f"{self.server}{path} responded with something else than JSON: {error}") from error
+            message = f"{self.server}{path} responded with something else than JSON ({error}){_HINT}"
+            raise KubernetesError(message) from error
         if not isinstance(found, dict):
-            raise KubernetesError(f"{self.server}{path} responded with something else than an object")
+            raise KubernetesError(f"{self.server}{path} responded with something else than an object{_HINT}")
         return found
 
     def _request(
@@ -161,13 +195,14 @@ class Cluster:
         parameters: Mapping[str, str],
         body: Manifest | None,
         kind: str,
-        read_seconds: float | None,
+        read_seconds: float,
     ) -> urllib3.BaseHTTPResponse:
         """Send a request and return its response with unread content; raise if it is not a success."""
         headers = {"Accept": _JSON, "Content-Type": kind, "User-Agent": "spotune", **self.authorization()}
         url = f"{self.server}{path}" + (f"?{urlencode(parameters)}" if parameters else "")
         text = json.dumps(body).encode() if body is not None else None
-        try:
+
+        def send() -> urllib3.BaseHTTPResponse:
             response = self._client.rest_client.pool_manager.request(
                 method,
                 url,
@@ -178,6 +213,10 @@ class Cluster:
             )
             if response.status < 400:
                 return response
-            raise error_from_response(response.status, response.read().decode(errors="replace"), self.server)
+            content, retry_after = response.read().decode(errors="replace"), response.headers.get("Retry-After", "")
+            raise error_from_response(response.status, content, self.server, retry_after)
+
+        try:
+            return retried_if_overloaded(send)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise unreachable_error(self.server, error) from error

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,10 +12,16 @@ from pathlib import Path
 import yaml
 from kubernetes.client import ApiClient, Configuration
 from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
+from urllib3.exceptions import HTTPError
+from urllib3.util import parse_url
 
+from spotune.custom_resource.metadata import NAME_PATTERN
 from spotune.errors import KubernetesError, UsageError
-from spotune_client.cluster.client import Cluster
+from spotune_client.cluster.client import QUIET_SECONDS, Cluster
+from spotune_client.cluster.credential_errors import logged_errors
 
+_INVALID = (ConfigException, yaml.YAMLError, HTTPError, AttributeError, KeyError, OSError, TypeError, ValueError)
+"""What the readers of YAML, kubeconfig and URLs raise for files that are not as they should be, or cannot be read."""
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -35,21 +40,27 @@ class ClusterOptions:
     context: str = ""
 
 
-def open_cluster(target: ClusterOptions) -> Cluster:
+def open_cluster(target: ClusterOptions, quiet_seconds: float = QUIET_SECONDS) -> Cluster:
     """Create a client for the selected cluster, without sending a request yet.
+
+    Args:
+        target: Selects the cluster.
+        quiet_seconds: Time without a byte after which a stream counts as lost.
 
     Raises:
         UsageError: There is no kubeconfig, or it does not contain the context.
         KubernetesError: The kubeconfig's credential plugin fails.
     """
+    if target.namespace and not re.fullmatch(NAME_PATTERN, target.namespace):
+        raise UsageError(f"--namespace {target.namespace}: this cannot be the name of a namespace")
     files = _kubeconfigs(target.kubeconfig)
     # No retries: urllib3 prints a line for each, and callers that wait retry themselves.
     configuration = Configuration(retries=False)
     if not files:
-        namespace = _log_in_as_pod(configuration, target)
+        client, namespace = _log_in_as_pod(configuration, target)
     else:
-        namespace = _log_in(configuration, files, target.context)
-    return Cluster(ApiClient(configuration), target.namespace or namespace)
+        client, namespace = _log_in(configuration, files, target.context)
+    return Cluster(client, target.namespace or namespace, quiet_seconds)
 
 
 def _kubeconfigs(given: Path | None) -> list[Path]:
@@ -60,14 +71,14 @@ def _kubeconfigs(given: Path | None) -> list[Path]:
     """
     if given is not None:
         if not given.is_file():
-            raise UsageError(f"--kubeconfig {given}: the file does not exist")
+            raise UsageError(f"--kubeconfig {given}: {'is no file' if given.exists() else 'the file does not exist'}")
         return [given]
     named = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     return [Path(file) for file in named.split(os.pathsep) if file and Path(file).is_file()]
 
 
-def _log_in_as_pod(configuration: Configuration, target: ClusterOptions) -> str:
-    """Use the service account of the pod that this process runs in, and return the pod's namespace."""
+def _log_in_as_pod(configuration: Configuration, target: ClusterOptions) -> tuple[ApiClient, str]:
+    """A client with the service account of the pod that this process runs in, and the pod's namespace."""
     try:
         load_incluster_config(client_configuration=configuration)
         namespace = _SERVICE_ACCOUNT.read_text(encoding="utf-8").strip()
@@ -79,21 +90,24 @@ def _log_in_as_pod(configuration: Configuration, target: ClusterOptions) -> str:
         ) from error
     if target.context:
         raise UsageError(f"--context {target.context}: there is no kubeconfig to find it in")
-    return namespace
+    return ApiClient(configuration), namespace
 
 
-def _log_in(configuration: Configuration, files: Sequence[Path], context: str) -> str:
-    """Use the credentials of the kubeconfigs, and return the context's namespace."""
+def _log_in(configuration: Configuration, files: Sequence[Path], context: str) -> tuple[ApiClient, str]:
+    """A client with the credentials of the kubeconfigs, and the context's namespace."""
     joined = os.pathsep.join(map(str, files))
     try:
         chosen, namespace = _choose(files, context)
-        with _logged_errors() as errors:
+        with logged_errors() as errors:
             load_kube_config(joined, context=chosen, client_configuration=configuration, persist_config=False)
-    except (ConfigException, yaml.YAMLError, AttributeError, KeyError, TypeError) as error:
+        if parse_url(configuration.host).scheme not in ("https", "http"):
+            raise ConfigException(f"server {configuration.host} of context {chosen} does not begin with https://")
+        client = ApiClient(configuration)
+    except _INVALID as error:
         raise UsageError(f"{joined} is not a valid kubeconfig: {_one_line(error)}") from error
     if errors:
         raise KubernetesError(f"context {chosen}: the credential plugin of {joined} failed: {'; '.join(errors)}")
-    return namespace
+    return client, namespace
 
 
 def _choose(files: Sequence[Path], name: str) -> tuple[str, str]:
@@ -108,7 +122,7 @@ def _choose(files: Sequence[Path], name: str) -> tuple[str, str]:
         content = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
         current = current or content.get("current-context") or ""
         for context in content.get("contexts") or ():
-            found.setdefault(context["name"], context["context"].get("namespace") or "default")
+            found.setdefault(context["name"], str(context["context"].get("namespace") or "default"))
     names, where = ", ".join(found) or "none", os.pathsep.join(map(str, files))
     if not (name or current):
         raise UsageError(f"{where} has no current context: use --context; available: {names}")
@@ -118,23 +132,6 @@ def _choose(files: Sequence[Path], name: str) -> tuple[str, str]:
         hint = f"did you mean {near[0]}?" if near else f"available: {names}"
         raise UsageError(f"--context {chosen}: {where} does not contain this context; {hint}")
     return chosen, found[chosen]
-
-
-@contextmanager
-def _logged_errors() -> Iterator[list[str]]:
-    """Collect the library's error logs: it reports a failed credential plugin only there."""
-    found: list[str] = []
-
-    class Collector(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            found.append(" ".join(record.getMessage().split()))
-
-    collector = Collector(logging.ERROR)
-    logging.getLogger().addHandler(collector)
-    try:
-        yield found
-    finally:
-        logging.getLogger().removeHandler(collector)
 
 
 def _one_line(error: Exception) -> str:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import http.client
 import io
+import ssl
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Self
 from urllib.parse import urlencode
 
-from kubernetes.stream.ws_client import create_websocket
+from kubernetes.stream.ws_client import websocket_proxycare
 from websocket import (
     ABNF,
     WebSocket,
     WebSocketBadStatusException,
-    WebSocketConnectionClosedException,
     WebSocketException,
     WebSocketTimeoutException,
 )
@@ -32,10 +32,13 @@ from spotune_client.cluster.api_errors import error_from_response, unreachable_e
 _PROTOCOL: Final = "v4.channel.k8s.io"
 _DATA, _ERROR = 0, 1
 _PORT_BYTES = 2
-_IDLE_SECONDS: Final = 5.0
+_PINGS: Final = 12
+"""Pings without an answer after which a connection counts as lost."""
 
 
-def open_connection(configuration: Any, url: str, port: int, headers: Mapping[str, str]) -> PodConnection:
+def open_connection(
+    configuration: Any, url: str, port: int, headers: Mapping[str, str], quiet_seconds: float
+) -> PodConnection:
     """Open a port-forward connection.
 
     Args:
@@ -43,6 +46,7 @@ def open_connection(configuration: Any, url: str, port: int, headers: Mapping[st
         url: URL of the pod's ``portforward`` subresource, with https or http.
         port: Port of the pod.
         headers: Request headers with the user's authorization.
+        quiet_seconds: Time without a byte after which the connection counts as lost.
 
     Raises:
         KubernetesError: The API server rejects the request or does not answer.
@@ -50,14 +54,33 @@ def open_connection(configuration: Any, url: str, port: int, headers: Mapping[st
     server = configuration.host
     address = f"ws{url.removeprefix('http')}?{urlencode({'ports': port})}"
     try:
-        websocket = create_websocket(configuration, address, {**headers, "sec-websocket-protocol": _PROTOCOL})
+        websocket = _open_websocket(configuration, address, headers, quiet_seconds)
     except WebSocketBadStatusException as error:
-        raise error_from_response(
-            error.status_code, (error.resp_body or b"").decode(errors="replace"), server
-        ) from error
+        content, headers = (error.resp_body or b"").decode(errors="replace"), error.resp_headers or {}
+        raise error_from_response(error.status_code, content, server, headers.get("retry-after", "")) from error
     except (WebSocketException, OSError) as error:
         raise unreachable_error(server, error) from error
-    return PodConnection(websocket, port)
+    return PodConnection(websocket, port, quiet_seconds)
+
+
+def _open_websocket(configuration: Any, url: str, headers: Mapping[str, str], seconds: float) -> WebSocket:
+    """Connect as the client library's ``create_websocket`` does, but with a time-out."""
+    tls: dict[str, Any] = {"cert_reqs": ssl.CERT_NONE}
+    if configuration.verify_ssl:
+        tls = {"cert_reqs": ssl.CERT_REQUIRED, "ca_certs": configuration.ssl_ca_cert}
+        if configuration.assert_hostname is not None:
+            tls["check_hostname"] = configuration.assert_hostname
+    if configuration.cert_file:
+        tls["certfile"] = configuration.cert_file
+    if configuration.key_file:
+        tls["keyfile"] = configuration.key_file
+    if configuration.tls_server_name:
+        tls["server_hostname"] = configuration.tls_server_name
+    header = [f"{name}: {value}" for name, value in {**headers, "sec-websocket-protocol": _PROTOCOL}.items()]
+    options = websocket_proxycare({"header": header, "timeout": seconds}, configuration, url, headers)
+    websocket = WebSocket(sslopt=tls)
+    websocket.connect(url, **options)
+    return websocket
 
 
 class PodConnection(io.RawIOBase):
@@ -66,10 +89,14 @@ class PodConnection(io.RawIOBase):
     Args:
         websocket: The connected WebSocket.
         port: Port of the pod, for messages.
+        quiet_seconds: Time without a byte, also without an answer to a ping, after which the connection is lost.
     """
 
-    def __init__(self, websocket: WebSocket, port: int) -> None:
+    def __init__(self, websocket: WebSocket, port: int, quiet_seconds: float) -> None:
         self._websocket = websocket
+        self._websocket.settimeout(quiet_seconds / _PINGS)
+        self._quiet_seconds = quiet_seconds
+        self._unanswered_pings = 0
         self._port = port
         self._opened_channels: set[int] = set()
         self._unread = b""
@@ -81,7 +108,6 @@ class PodConnection(io.RawIOBase):
         If the pod's node crashes, the connection is never closed, so the reader has to check.
         """
         self._idle = idle
-        self._websocket.settimeout(_IDLE_SECONDS)
 
     def readable(self) -> bool:
         """Return True."""
@@ -92,6 +118,7 @@ class PodConnection(io.RawIOBase):
 
         Raises:
             KubernetesError: The pod does not listen on the port.
+            TimeoutError: The connection is lost.
         """
         if not self._unread:
             self._unread = self._next()
@@ -126,19 +153,23 @@ class PodConnection(io.RawIOBase):
         while True:
             try:
                 opcode, frame = self._websocket.recv_data_frame(control_frame=True)
-            except WebSocketTimeoutException:
+            except WebSocketTimeoutException as error:
                 self._idle()
-                self._ping()
+                self._ping(error)
                 continue
-            except (WebSocketConnectionClosedException, OSError):
+            except (WebSocketException, OSError):
                 return b""
+            self._unanswered_pings = 0
             if opcode == ABNF.OPCODE_CLOSE:
                 return b""
             if opcode == ABNF.OPCODE_BINARY and frame.data and (data := self._payload(frame.data[0], frame.data[1:])):
                 return data
 
-    def _ping(self) -> None:
-        """Keep the connection alive through proxies. A broken connection is detected by the next read."""
+    def _ping(self, waited: Exception) -> None:
+        """Keep the connection alive through proxies, and find out whether the pod's node still answers."""
+        if self._unanswered_pings == _PINGS:
+            raise TimeoutError(f"no answer for {self._quiet_seconds:.0f} s") from waited
+        self._unanswered_pings += 1
         with suppress(WebSocketException, OSError):
             self._websocket.ping()
 

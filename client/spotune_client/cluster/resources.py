@@ -5,16 +5,19 @@ They are plain mappings and not Pydantic models, so that this version can show o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
 from spotune.crd.definition import FINETUNE_JOBS, GROUP, MODEL_SERVICES, VERSION, CustomResource
+from spotune.custom_resource.metadata import NAME_PATTERN
 from spotune.custom_resource.object_names import COMPONENT_LABEL
 from spotune.errors import KubernetesError, NotFoundError, RefusedError, UsageError
 from spotune_client.cluster.client import Cluster, Manifest
 
 _GROUP_VERSION: Final = f"{GROUP}/{VERSION}"
+_NAME: Final = rf"{NAME_PATTERN}(\.{NAME_PATTERN})*"
 _NAMES_SHOWN: Final = 10
 
 
@@ -45,7 +48,7 @@ def get_object(cluster: Cluster, resource: CustomResource, name: str) -> Manifes
         KubernetesError: The user may not read it, or its kind is not installed.
     """
     try:
-        return cluster.get(object_path(cluster, resource, name))
+        return _get(cluster, resource, name)
     except NotFoundError as error:
         names = [item["metadata"]["name"] for item in list_objects(cluster, resource)]
         raise UsageError(unknown_name_message(resource, name, cluster.namespace, names)) from error
@@ -54,9 +57,15 @@ def get_object(cluster: Cluster, resource: CustomResource, name: str) -> Manifes
 def get_visible(cluster: Cluster, resource: CustomResource, name: str) -> Manifest | None:
     """Get an object by name; None if it does not exist, or if the user may not see it."""
     try:
-        return cluster.get(object_path(cluster, resource, name))
+        return _get(cluster, resource, name)
     except (NotFoundError, RefusedError):
         return None
+
+
+def _get(cluster: Cluster, resource: CustomResource, name: str) -> Manifest:
+    if not re.fullmatch(_NAME, name):  # a path without a name, or with "..", is that of other objects
+        raise NotFoundError(f"{name!r} cannot be a name")
+    return cluster.get(object_path(cluster, resource, name))
 
 
 def object_path(cluster: Cluster, resource: CustomResource, name: str = "") -> str:
@@ -67,6 +76,7 @@ def object_path(cluster: Cluster, resource: CustomResource, name: str = "") -> s
 def unknown_name_message(resource: CustomResource, name: str, namespace: str, names: Sequence[str]) -> str:
     """The message for an object that does not exist, with a similar name or the existing names."""
     near = get_close_matches(name, names, n=1)
+    name = name or '""'
     if near:
         return f"namespace {namespace} has no {resource.kind} {name}; did you mean {near[0]}?"
     existing = "it has none"

@@ -23,6 +23,7 @@ from spotune.custom_resource.object_names import DATA_VOLUME, SUPERVISOR_CONTAIN
 from spotune.custom_resource.pod_problems import pod_problem
 from spotune.errors import KubernetesError, NotFoundError, UsageError
 from spotune.job import KIND
+from spotune_client.cluster.api_errors import is_final
 from spotune_client.cluster.client import Cluster, Manifest
 from spotune_client.cluster.jobs import Job, status_of
 
@@ -44,6 +45,10 @@ _RESOURCES: Final = {
 }
 _SECONDS_TO_START: Final = 600.0
 _POLL_SECONDS: Final = 1.0
+
+
+class PodFailedError(KubernetesError):
+    """A temporary pod does not start, or its command has failed."""
 
 
 def job_directory(job: Job, head_template: HeadTemplate) -> str:
@@ -157,7 +162,8 @@ def running_pod(cluster: Cluster, manifest: Manifest, notify: Notify) -> Iterato
         notify: Prints a progress message.
 
     Raises:
-        KubernetesError: The pod cannot be created or does not start.
+        KubernetesError: The pod cannot be created.
+        PodFailedError: It does not start.
     """
     name = manifest["metadata"]["name"]
     with deleted_on_exit(cluster, name):
@@ -167,19 +173,31 @@ def running_pod(cluster: Cluster, manifest: Manifest, notify: Notify) -> Iterato
 
 
 def _wait_until_started(cluster: Cluster, name: str, notify: Notify) -> None:
-    last_state = ""
-    for _ in range(int(_SECONDS_TO_START / _POLL_SECONDS)):
-        pod = cluster.get(cluster.path("pods", name))
-        state = container_state(pod)
-        if "running" in state or "terminated" in state:
+    last_state, deadline = "", time.monotonic() + _SECONDS_TO_START
+    while time.monotonic() < deadline:
+        state = _startup(cluster, name)
+        if not state:
             return
-        problem = pod_problem(pod)
-        state_text = f"{problem.reason}: {problem.message}" if problem is not None else "pulling its image and starting"
-        if state_text != last_state:
-            notify(f"waiting for pod {name}: {state_text}")
-            last_state = state_text
+        if state != last_state:
+            notify(f"waiting for pod {name}: {state}")
+            last_state = state
         time.sleep(_POLL_SECONDS)
-    raise KubernetesError(f"pod {name} has not started within {_SECONDS_TO_START:.0f} s: {last_state}")
+    raise PodFailedError(f"pod {name} has not started within {_SECONDS_TO_START:.0f} s: {last_state}")
+
+
+def _startup(cluster: Cluster, name: str) -> str:
+    """What a pod waits for until it starts, or why that is not known at the moment; empty once it has started."""
+    try:
+        pod = cluster.get(cluster.path("pods", name))
+    except KubernetesError as error:
+        if is_final(error):
+            raise
+        return f"{error}; retrying"
+    state = container_state(pod)
+    if "running" in state or "terminated" in state:
+        return ""
+    problem = pod_problem(pod)
+    return f"{problem.reason}: {problem.message}" if problem is not None else "pulling its image and starting"
 
 
 def container_state(pod: Manifest) -> Mapping[str, Any]:
@@ -201,11 +219,11 @@ def raise_if_failed(cluster: Cluster, name: str, last: str) -> None:
         last: The last line that the pod printed.
 
     Raises:
-        KubernetesError: The exit code is not 0.
+        PodFailedError: The exit code is not 0.
     """
     ended = container_state(cluster.get(cluster.path("pods", name))).get("terminated") or {}
     if ended.get("exitCode"):
-        raise KubernetesError(
+        raise PodFailedError(
             f"pod {name} terminated with {ended.get('reason') or 'an error'}: {last or 'it printed nothing'}"
         )
 

@@ -17,11 +17,13 @@ from urllib.parse import urlencode
 from spotune.custom_resource.object_names import PROGRESS_PORT, SUPERVISOR_CONTAINER
 from spotune.errors import KubernetesError, RefusedError
 from spotune_client.cluster.client import Cluster, Manifest
+from spotune_client.cluster.container_log import whole_log
 from spotune_client.cluster.jobs import Job, get_job, is_true, outcome, pods_of
 from spotune_client.cluster.pod_stream import PodHttpConnection
 from spotune_client.cluster.volume_pod import (
     HeadTemplate,
     Notify,
+    PodFailedError,
     job_directory,
     pinned_template,
     raise_if_failed,
@@ -108,12 +110,12 @@ def followed_lines(
 
     Raises:
         UsageError: The job does not exist, or was deleted in the meantime.
-        KubernetesError: The user may not read the logs.
+        KubernetesError: The user may not read the logs, or the pod that reads the volume of an ended job fails.
     """
     new_lines = NewLines()
     if count is not None:
         yield from deque(new_lines.filter(log_lines(cluster, name, None, notify, head_template)), maxlen=count)
-    last_problem, volume_read = "", False
+    last_problem, volume_read, ended = "", False, False
     while True:
         problem = ""
         try:
@@ -124,15 +126,17 @@ def followed_lines(
                 volume_read = False
                 yield from new_lines.filter(_follow_supervisor(cluster, name, head, pause))
             elif (ended or is_true(job, "Suspended")) and not volume_read:
-                volume_read = True
                 yield from new_lines.filter(_volume_lines(cluster, job, None, notify, head_template))
+                volume_read = True
             if ended:
                 return
             problem = "" if head is not None else "there is no head pod at the moment; waiting for the next one"
-        except RefusedError:
-            raise
         except KubernetesError as error:
-            problem = f"{error}; retrying"
+            pod_failed = isinstance(error, PodFailedError)
+            if isinstance(error, RefusedError) or (pod_failed and ended):
+                raise
+            volume_read = volume_read or pod_failed
+            problem = f"{error}; {'waiting until the job goes on' if pod_failed else 'retrying'}"
         if problem and problem != last_problem:
             notify(problem)
         last_problem = problem
@@ -221,6 +225,6 @@ def _volume_lines(
     last = ""
     manifest = volume_pod_manifest(job, "logs", command, _READER_SECONDS, head_template)
     with running_pod(cluster, manifest, notify) as pod:
-        for last in cluster.lines(f"{cluster.path('pods', pod)}/log", follow="true"):
+        for last in whole_log(cluster, pod):
             yield last
         raise_if_failed(cluster, pod, last)

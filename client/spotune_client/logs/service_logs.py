@@ -7,13 +7,13 @@ last line, without repeating or skipping a line.
 from __future__ import annotations
 
 import heapq
+import math
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import chain
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from spotune.crd.definition import MODEL_SERVICES
 from spotune.custom_resource.object_names import GATEWAY, HEAD_CONTAINER, REPLICAS, WORKER_CONTAINER
 from spotune.errors import KubernetesError, NotFoundError, RefusedError
 from spotune_client.cluster.client import Cluster, Manifest
+from spotune_client.cluster.container_log import ReadPosition, StampedLine
 from spotune_client.cluster.resources import get_object
 from spotune_client.cluster.services import component_of, service_pods
 from spotune_client.cluster.volume_pod import Notify
@@ -29,8 +30,6 @@ _POLL_SECONDS: Final = 2.0
 _CONTAINERS: Final = (HEAD_CONTAINER, WORKER_CONTAINER)
 _NOT_YET: Final = (400, 404)
 """Statuses of the API server for the log of a container that has not started, or whose pod is gone."""
-
-StampedLine = tuple[datetime, str]
 
 
 @dataclass(frozen=True)
@@ -63,37 +62,6 @@ class LogSelection:
             "sinceSeconds": None if self.since_seconds is None else str(max(1, round(self.since_seconds))),
         }
         return {name: value for name, value in optional.items() if value is not None}
-
-
-@dataclass
-class ReadPosition:
-    """How far a log was read: it filters out the lines that were already read.
-
-    Attributes:
-        last: Time of the last line; None before the first one.
-        count: Number of lines read with this time.
-    """
-
-    last: datetime | None = None
-    count: int = 0
-
-    def filter(self, lines: Iterable[str]) -> Iterator[StampedLine]:
-        """Yield time and text of the lines not read before, given lines with the kubelet's timestamps, in order."""
-        last, repeated = self.last, self.count
-        for line in lines:
-            stamp, _, text = line.partition(" ")
-            try:
-                moment = datetime.fromisoformat(stamp)
-            except ValueError:  # a message of the kubelet without a time
-                continue
-            if last is not None and moment < last:
-                continue
-            if last is not None and moment == last and repeated:
-                repeated -= 1
-                continue
-            self.count = self.count + 1 if moment == self.last else 1
-            self.last = moment
-            yield moment, text
 
 
 def service_log_lines(cluster: Cluster, selection: LogSelection, notify: Notify) -> Iterator[str]:
@@ -129,16 +97,26 @@ class _Follower:
     Attributes:
         position: How far the log was read; kept over broken connections.
         thread: The running thread; None before the first one.
+        start: Monotonic time of the first request.
     """
 
     position: ReadPosition = field(default_factory=ReadPosition)
     thread: threading.Thread | None = None
+    start: float = 0.0
 
-    def read(self, run: Callable[[ReadPosition], None]) -> None:
+    def read(self, run: Callable[[Mapping[str, str], ReadPosition], None], selection: LogSelection) -> None:
         """Start reading, unless the thread still runs."""
         if self.thread is None or not self.thread.is_alive():
-            self.thread = threading.Thread(target=run, args=(self.position,), daemon=True)
+            self.thread = threading.Thread(target=run, args=(self._parameters(selection), self.position), daemon=True)
             self.thread.start()
+
+    def _parameters(self, selection: LogSelection) -> Mapping[str, str]:
+        """Query parameters of the next request."""
+        if self.thread is None:
+            self.start = time.monotonic()
+        elif selection.lines == 0 and self.position.last is None:  # not tailLines again: it would skip new lines
+            return {"sinceSeconds": str(math.ceil(time.monotonic() - self.start))}
+        return self.position.parameters or selection.parameters
 
 
 def followed_service_lines(
@@ -173,7 +151,7 @@ def followed_service_lines(
             pods = selection.pods(cluster)
             for pod in pods:
                 follower = followers.setdefault(pod["metadata"]["uid"], _Follower())
-                follower.read(_reader(cluster, pod, selection, arrived))
+                follower.read(_reader(cluster, pod, arrived), selection)
             problem = "" if pods else "no pod has a log at the moment; waiting for the next one"
         except RefusedError:
             raise
@@ -186,15 +164,14 @@ def followed_service_lines(
 
 
 def _reader(
-    cluster: Cluster, pod: Manifest, selection: LogSelection, arrived: queue.SimpleQueue[str | RefusedError]
-) -> Callable[[ReadPosition], None]:
+    cluster: Cluster, pod: Manifest, arrived: queue.SimpleQueue[str | RefusedError]
+) -> Callable[[Mapping[str, str], ReadPosition], None]:
     """Return a function that reads the log of a pod from a position on, until its container or the connection ends."""
     name = pod["metadata"]["name"]
 
-    def run(position: ReadPosition) -> None:
-        again = {"sinceTime": position.last.isoformat()} if position.last is not None else selection.parameters
+    def run(parameters: Mapping[str, str], position: ReadPosition) -> None:
         try:
-            for _, text in position.filter(_pod_lines(cluster, pod, {**again, "follow": "true"})):
+            for _, text in position.filter(_pod_lines(cluster, pod, {**parameters, "follow": "true"})):
                 arrived.put(f"{name}: {text}")
         except RefusedError as error:
             arrived.put(error)

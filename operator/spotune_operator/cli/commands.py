@@ -122,7 +122,7 @@ def watch(
     )
 
     name, cluster = _job(name, "watch"), _cluster(namespace, kubeconfig, context)
-    view: View = JsonView(typer.echo) if output == "json" else PlainView(typer.echo)
+    view: View = JsonView(typer.echo, _notify) if output == "json" else PlainView(typer.echo)
     if output == "text" and sys.stdout.isatty():
         view = LiveView(Console())
 
@@ -235,7 +235,7 @@ def suspend(
     """
     from spotune_client.waiting import Poller, set_suspended, wait_until_suspended
 
-    poller = Poller(_seconds(timeout))
+    poller = Poller(_timeout(timeout, wait=wait))
     name, cluster = _job(name, "suspend"), _cluster(namespace, kubeconfig, context)
     changed = set_suspended(cluster, name, suspend=True)
 
@@ -263,7 +263,7 @@ def resume(
     """
     from spotune_client.waiting import Poller, set_suspended, wait_until_training
 
-    poller = Poller(_seconds(timeout))
+    poller = Poller(_timeout(timeout, wait=wait))
     name, cluster = _job(name, "resume"), _cluster(namespace, kubeconfig, context)
     changed = set_suspended(cluster, name, suspend=False)
 
@@ -361,6 +361,13 @@ def _seconds(text: str, option: str = "--timeout") -> float | None:
         return Duration(text).seconds if text else None
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from error
+
+
+def _timeout(text: str, *, wait: bool) -> float | None:
+    seconds = _seconds(text)
+    if seconds is not None and not wait:
+        raise UsageError("--timeout limits the time of --wait: add --wait, or remove --timeout")
+    return seconds
 
 
 def _notify(text: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
+from spotune.cli.report import writable_file
 from spotune.custom_resource.object_names import TEAM_LABEL
 from spotune.errors import UsageError
 from spotune_operator.cli.options import Context, Kubeconfig, Namespace
@@ -47,6 +48,8 @@ def fleet(
     """
     if namespace and all_namespaces:
         raise UsageError("--all-namespaces counts the jobs of all namespaces: remove --namespace")
+    if file is not None:
+        writable_file(file, "--file")
     from spotune_client.cluster.jobs import list_jobs
     from spotune_client.cluster.kubeconfig import ClusterOptions, open_cluster
     from spotune_client.fleet.page import page

@@ -10,8 +10,10 @@ from typing import Any
 
 import typer
 
+from spotune.errors import UsageError
 from spotune_client.cluster.jobs import get_job, status_of
 from spotune_client.cluster.kubeconfig import ClusterOptions, open_cluster
+from spotune_client.cluster.resources import job_name
 from spotune_client.report import report_page
 from spotune_operator.cli.head_template import head_template
 from spotune_operator.cli.status import cost_line
@@ -24,6 +26,10 @@ def report_of_job(name: str, namespace: str, kubeconfig: Path | None, context: s
         UsageError: The job does not exist.
         KubernetesError: The pod cannot be created, does not start, or fails.
     """
+    try:
+        name = job_name(name, "report")
+    except UsageError as error:
+        raise UsageError(f"there is no folder {name}, and {error}") from error
     cluster = open_cluster(ClusterOptions(namespace, kubeconfig, context))
     page = report_page(cluster, name, partial(typer.echo, err=True), head_template)
     return with_cost(page, status_of(get_job(cluster, name)))

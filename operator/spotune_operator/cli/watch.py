@@ -125,7 +125,16 @@ def _is_shown_as(found: Mapping[str, Any], other: Mapping[str, Any] | None) -> b
 
 
 class JsonView(PlainView):
-    """Writes the status as one line of JSON whenever it changes."""
+    """Writes the status as one line of JSON whenever it changes.
+
+    Args:
+        write: Prints one line, given without its line break.
+        write_message: Prints a message elsewhere, because the output is for programs.
+    """
+
+    def __init__(self, write: Callable[[str], None], write_message: Callable[[str], None]) -> None:
+        super().__init__(write)
+        self._write_message = write_message
 
     def show(self, job: Job) -> None:
         """Write the status if it has changed."""
@@ -135,7 +144,8 @@ class JsonView(PlainView):
         self._shown = {text}
 
     def notify(self, text: str) -> None:
-        """Ignore messages; the output is for programs."""
+        """Write a message."""
+        self._write_message(text)
 
 
 class LiveView:

@@ -96,6 +96,14 @@ def test_the_process_runs_its_own_arguments() -> None:
     assert ran.stdout.startswith("spotune 0.")
 
 
+def test_errors_keep_their_exit_code_if_standard_error_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with pytest.raises(SystemExit) as ended:
+        main(["validate", "missing.yaml", "--output", "json"])
+    sys.stderr.close()
+    assert ended.value.code == 2
+
+
 @pytest.mark.parametrize("words", [["plan", "--help"], ["validate", "--help"], ["--version"]])
 def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
     program = (

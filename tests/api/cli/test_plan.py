@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from spotune.cli.hub_cache import HUB_HINT
 from spotune.plan.known_models import KNOWN_CONFIGS
 from tests.command_line import run_spotune
 
@@ -167,7 +168,7 @@ def test_configuration_of_a_local_model_is_read_from_its_folder(planner: Planner
     planner.job("model")
     code, _, err = planner.run()
     assert code == 20
-    assert "has no config.json" in err
+    assert f"has no config.json, which the plan needs. Check the path ({HUB_HINT})" in err
 
     (planner.folder / "model").mkdir()
     (planner.folder / "model" / "config.json").write_text(json.dumps(KNOWN_CONFIGS["google-t5/t5-small"]))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spotune.cli.hub_cache import HUB_HINT
 from spotune.cli.main import main
 from tests.api.support.job_files import a_job
 
@@ -24,7 +25,7 @@ def validate(capsys: pytest.CaptureFixture[str], folder: Path, source: str, *opt
 
 
 def test_a_folder_that_is_missing_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    missing = f"{tmp_path}/data/nothing is not on this machine (a model on the Hugging Face Hub begins with hf://)"
+    missing = f"{tmp_path}/data/nothing is not on this machine ({HUB_HINT})"
     assert f"  spec.model.source: not checked: {missing}\n" in validate(capsys, tmp_path, "data/nothing")
     found = json.loads(validate(capsys, tmp_path, "data/nothing", "--output", "json"))
     assert (found["valid"], found["model"]) == (True, {"source": "data/nothing", "notChecked": missing})

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from spotune.crd.definition import MODEL_SERVICES
 from spotune.errors import KubernetesError, UsageError
 from spotune_client.cluster.client import Cluster
 from spotune_client.cluster.jobs import get_job, list_jobs
-from spotune_client.cluster.resources import find_object, job_name, parse_name
+from spotune_client.cluster.resources import find_object, get_visible, job_name, parse_name
 from tests.client.support.api_server import serving_cluster
 
 SERVICES = "/apis/spotune.dev/v1alpha1/namespaces/team/modelservices"
@@ -50,6 +51,12 @@ def server(tmp_path: Path) -> Iterator[tuple[ApiServer, Cluster]]:
         lambda path, query, headers: api.answer(path, query, headers["Authorization"]), tmp_path
     ) as cluster:
         yield api, cluster
+
+
+def test_a_request_is_repeated_while_the_server_is_overloaded(tmp_path: Path) -> None:
+    answers = iter([(429, "too many requests"), (429, "too many requests"), (200, '{"kind": "Pod"}')])
+    with serving_cluster(lambda *_: next(answers), tmp_path) as cluster:
+        assert cluster.get("/api/v1/namespaces/team/pods/x") == {"kind": "Pod"}
 
 
 def named(*names: str, namespace: str = "team") -> list[dict[str, Any]]:
@@ -93,6 +100,16 @@ def test_error_for_an_unknown_job_names_existing_ones(
     with pytest.raises(UsageError) as caught:
         get_job(cluster, "t5-sqk")
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../finetunejobs/a", "A b"])
+def test_what_is_no_name_is_never_part_of_a_path(name: str, server: tuple[ApiServer, Cluster]) -> None:
+    api, cluster = server
+    api.pages = {JOBS: [named("a")], SERVICES: [named("a")]}
+    with pytest.raises(UsageError, match=f"namespace team has no FinetuneJob {name or '..'}: it has a"):
+        get_job(cluster, name)
+    assert get_visible(cluster, MODEL_SERVICES, name) is None
+    assert [path for path, _, _ in api.asked] == [JOBS]
 
 
 def test_a_missing_crd_is_not_reported_as_a_missing_job(server: tuple[ApiServer, Cluster]) -> None:

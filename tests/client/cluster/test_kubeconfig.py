@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from spotune.errors import KubernetesError, UsageError
+from spotune.errors import KubernetesError, RefusedError, UsageError
 from spotune_client.cluster.kubeconfig import ClusterOptions, open_cluster
 
 NOBODY = "https://127.0.0.1:1"
@@ -94,19 +94,45 @@ def test_kubeconfig_is_found_where_kubectl_finds_it(tmp_path: Path, monkeypatch:
         ("- a\n- b", ClusterOptions(), "config is not a valid kubeconfig: "),
         ("a: [", ClusterOptions(), "config is not a valid kubeconfig: "),
         ("", ClusterOptions(), "config has no current context: use --context; available: none"),
+        (b"\xff\xfe\x00", ClusterOptions(), "config is not a valid kubeconfig: 'utf-8' codec can't decode"),
+        (None, ClusterOptions(kubeconfig=Path("/")), "--kubeconfig /: is no file"),
+        (None, ClusterOptions(namespace="../.."), "--namespace ../..: this cannot be the name of a namespace"),
     ],
-    ids=["none", "missing", "no-contexts", "half", "list", "broken", "empty"],
+    ids=["none", "missing", "no-contexts", "half", "list", "broken", "empty", "binary", "folder", "namespace"],
 )
 def test_invalid_kubeconfig_is_a_one_line_error(
-    content: str | None, target: ClusterOptions, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: str | bytes | None, target: ClusterOptions, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if content is not None:
-        (tmp_path / "config").write_text(content)
+        (tmp_path / "config").write_bytes(content.encode() if isinstance(content, str) else content)
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
     with pytest.raises(UsageError) as caught:
         open_cluster(target)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (f"server: {NOBODY}", "server: cluster.example:6443", "does not begin with https://"),
+        (f"server: {NOBODY}", "server: https://127.0.0.1:99999", "Failed to parse"),
+        (f"server: {NOBODY}", f"server: {NOBODY}\n    proxy-url: nonsense", "Proxy URL had no scheme"),
+        ("token: secret", "tokenFile: /nowhere", "/nowhere"),
+    ],
+)
+def test_invalid_part_of_a_kubeconfig_is_named(old: str, new: str, message: str, tmp_path: Path) -> None:
+    file = kubeconfig(tmp_path)
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(UsageError, match=f"{file} is not a valid kubeconfig: .*{message}"):
+        open_cluster(ClusterOptions(kubeconfig=file))
+
+
+@pytest.mark.parametrize("token", ["a\nb", "\u20ac"])
+def test_a_token_that_no_header_can_hold_is_an_error(token: str, tmp_path: Path) -> None:
+    cluster = open_cluster(ClusterOptions(kubeconfig=kubeconfig(tmp_path, {"token": token})))
+    with pytest.raises(RefusedError, match=r"the kubeconfig's token for .* has a line break or special characters"):
+        cluster.get("/version")
 
 
 def test_error_for_an_unknown_context_suggests_the_nearest_one(tmp_path: Path) -> None:
@@ -140,6 +166,22 @@ def test_error_of_a_credential_plugin_contains_its_output(tmp_path: Path, capfd:
         KubernetesError, match=r"context test: the credential plugin of .*config failed: .*token expired: run az login"
     ):
         open_cluster(ClusterOptions(kubeconfig=kubeconfig(tmp_path, user)))
+    assert capfd.readouterr().err == ""
+
+
+def test_error_when_a_token_is_renewed_is_one_error_and_not_a_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    expired = (
+        '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", '
+        '"status": {"token": "old", "expirationTimestamp": "2026-01-01T00:00:00Z"}}'
+    )
+    once = f"if [ -e {tmp_path}/once ]; then echo 'run az login' >&2; exit 3; fi; touch {tmp_path}/once"
+    user = login_program(tmp_path, f"{once}; echo '{expired}'")
+    cluster = open_cluster(ClusterOptions(kubeconfig=kubeconfig(tmp_path, user)))
+    with pytest.raises(KubernetesError, match=f"the credential plugin for {NOBODY} failed: .*run az login") as caught:
+        cluster.get("/version")
+    assert not isinstance(caught.value, RefusedError)
     assert capfd.readouterr().err == ""
 
 

@@ -1,13 +1,22 @@
 """The pod that reads a volume: settings copied from the head pod, and minimal permissions."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from spotune.custom_resource.object_names import JOB_LABEL
 from spotune.errors import JobError, UsageError
-from spotune_client.cluster.volume_pod import container_state, job_directory, pinned_template, volume_pod_manifest
+from spotune_client.cluster.kubeconfig import ClusterOptions, open_cluster
+from spotune_client.cluster.volume_pod import (
+    container_state,
+    job_directory,
+    pinned_template,
+    running_pod,
+    volume_pod_manifest,
+)
 from spotune_operator.cli.head_template import head_template
+from tests.client.support.stateful_server import Store, serving_store
 from tests.operator.support.objects import UID, ago, finetune_job, pinned
 
 TEMPLATE = {
@@ -100,3 +109,26 @@ def test_job_directory_of_an_invalid_job_is_an_error() -> None:
 )
 def test_state_of_the_container(status: dict[str, Any], state: str) -> None:
     assert list(container_state({"status": status})) == ([state] if state else [])
+
+
+def test_starting_a_pod_survives_an_outage_of_the_api_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notified: list[str] = []
+    with serving_store(tmp_path) as (store, kubeconfig):
+
+        def start_pod_and_fail(path: str, content: dict[str, Any]) -> dict[str, Any]:
+            state = {"running": {"startedAt": ago(1)}}
+            found = Store.put(store, path, content | {"status": {"containerStatuses": [{"state": state}]}})
+            store.is_down = True
+            return found
+
+        def notify(text: str) -> None:
+            notified.append(text)
+            store.is_down = False
+
+        monkeypatch.setattr(store, "put", start_pod_and_fail)
+        with running_pod(open_cluster(ClusterOptions(kubeconfig=kubeconfig)), reader(), notify) as name:
+            assert len(store.objects) == 1
+        assert store.objects == {}
+    assert len(notified) == 1
+    assert notified[0].startswith(f"waiting for pod {name}: ")
+    assert notified[0].endswith("the API server is down; retrying")

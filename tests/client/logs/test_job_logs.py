@@ -1,7 +1,16 @@
 """Filtering of repeated log lines, and the choice of the head pod to read from."""
 
-from spotune_client.logs.job_logs import NewLines, serving_head
-from tests.operator.support.objects import ago, head_pod
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spotune_client.cluster.volume_pod import PodFailedError
+from spotune_client.logs.job_logs import NewLines, followed_lines, serving_head
+from tests.client.support.streaming_server import Stream, streaming_cluster
+from tests.operator.support.objects import ago, condition, finetune_job, head_pod, pinned
 
 FIRST = ["job: a", "driver-1: a", "gen-1/worker-0: a", "gen-1/worker-0: a"]
 
@@ -42,3 +51,50 @@ def test_serving_head_has_a_running_supervisor_and_is_not_being_deleted() -> Non
     assert serving_head([going, waiting, ray_alone, head_pod("2")]) == head_pod("2")
     assert serving_head([going, waiting, ray_alone]) is None
     assert serving_head([]) is None
+
+
+def test_followed_lines_come_once_over_a_silent_connection(tmp_path: Path) -> None:
+    head = "HTTP/1.1 200 OK\r\n\r\n"
+    streams = iter(
+        [Stream(f"{head}job: a\njob: b\njob: ha", end="silence"), Stream(f"{head}job: a\njob: b\njob: half\n")]
+    )
+    job: dict[str, Any] = finetune_job()
+
+    def answer(path: str, _: dict[str, str]) -> Stream | str:
+        if path.endswith("/portforward"):
+            return next(streams)
+        return json.dumps({"items": [head_pod()], "metadata": {}} if path.endswith("/pods") else job)
+
+    with streaming_cluster(answer, tmp_path) as cluster:
+        following = followed_lines(cluster, "t5-sql", None, lambda _: None, pause=lambda _: None)
+        assert [next(following) for _ in range(3)] == ["job: a", "job: b", "job: half"]
+
+
+def ended_job_without_a_head(pod: dict[str, Any], log: Callable[[], Stream]) -> Callable[..., Stream | str]:
+    """The API server of a job whose lines a temporary pod reads; the pod has this status."""
+    job = finetune_job(condition("Complete", "True", "Trained"), pinned=pinned()[1])
+
+    def answer(path: str, _: dict[str, str]) -> Stream | str:
+        if path.endswith("/log"):
+            return log()
+        name = path.rpartition("/pods")[2]
+        return json.dumps(job if "finetunejobs" in path else {"status": pod} if name else {"items": []})
+
+    return answer
+
+
+def test_lines_of_an_ended_job_are_complete_if_the_connection_breaks(tmp_path: Path) -> None:
+    lines = [f"2026-01-02T03:04:0{second}Z job: {second}\n" for second in (1, 2, 3)]
+    streams = iter([Stream(lines[0], end="cut"), Stream("".join(lines))])
+    running: dict[str, Any] = {"containerStatuses": [{"state": {"running": {}}}]}
+    with streaming_cluster(ended_job_without_a_head(running, lambda: next(streams)), tmp_path) as cluster:
+        following = followed_lines(cluster, "t5-sql", None, lambda _: None, pause=lambda _: None)
+        assert list(following) == ["job: 1", "job: 2", "job: 3"]
+
+
+def test_lines_of_an_ended_job_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    failed = {"phase": "Failed", "reason": "Evicted"}
+    with streaming_cluster(ended_job_without_a_head(failed, Stream), tmp_path) as cluster:
+        following = followed_lines(cluster, "t5-sql", None, lambda _: None, pause=lambda _: None)
+        with pytest.raises(PodFailedError, match="terminated with Evicted: it printed nothing"):
+            list(following)

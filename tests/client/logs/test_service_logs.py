@@ -10,8 +10,9 @@ import pytest
 
 from spotune.errors import RefusedError, UsageError
 from spotune_client.cluster.client import Cluster
-from spotune_client.logs.service_logs import LogSelection, ReadPosition, followed_service_lines, service_log_lines
+from spotune_client.logs.service_logs import LogSelection, followed_service_lines, service_log_lines
 from tests.client.support.api_server import serving_cluster
+from tests.client.support.streaming_server import Stream, streaming_cluster
 from tests.operator.support.model_services import CLUSTER, service_pod, serving
 
 PODS = "/api/v1/namespaces/team/pods"
@@ -128,10 +129,28 @@ def test_a_followed_log_continues_after_a_broken_connection_and_with_new_pods(ap
     assert "tailLines" not in again
 
 
-def test_read_position_tells_equal_lines_of_one_moment_apart() -> None:
-    position = ReadPosition()
-    same = [line(1, "x").rstrip()] * 2
-    assert [text for _, text in position.filter(same)] == ["x", "x"]
-    assert [text for _, text in position.filter([*same, same[0]])] == ["x"]
-    assert list(position.filter([*same, same[0]])) == []
-    assert list(position.filter(["unable to retrieve container logs"])) == []
+@pytest.mark.parametrize("lines", [None, 0])
+def test_a_followed_log_goes_on_after_a_silent_connection(lines: int | None, api: Logs, tmp_path: Path) -> None:
+    asked: list[dict[str, str]] = []
+    streams = iter(
+        [
+            Stream(end="silence"),
+            Stream(line(2, "b") + line(2, "b"), end="silence"),
+            Stream(line(2, "b") + line(2, "b") + line(3, "c"), end="silence"),
+        ]
+    )
+
+    def answer(path: str, query: dict[str, str]) -> Stream | str:
+        if not path.endswith("/log"):
+            return api.answer(path, query)[1]
+        asked.append(query)
+        return next(streams)
+
+    with streaming_cluster(answer, tmp_path) as cluster:
+        selection = LogSelection("answers", "replicas", lines=lines)
+        following = followed_service_lines(cluster, selection, lambda _: None, 0.05)
+        assert [next(following) for _ in range(3)] == [*[f"{REPLICA}: b"] * 2, f"{REPLICA}: c"]
+    assert asked[0].get("tailLines") == (None if lines is None else "0")
+    assert "tailLines" not in asked[1]
+    assert asked[1].get("sinceSeconds") == (None if lines is None else "1")
+    assert asked[2]["sinceTime"].startswith("2026-01-02T03:04:02")

@@ -21,13 +21,15 @@ Answer = Callable[[str, dict[str, str], Message], tuple[int, str]]
 
 @contextmanager
 def serving_cluster(answer: Answer, folder: Path) -> Iterator[Cluster]:
-    """A client in namespace `team` of a server that answers like this."""
+    """A client in namespace `team` of a server that answers like this; after 429 it may retry at once."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             status, text = answer(url.path, dict(parse_qsl(url.query)), self.headers)
             self.send_response(status)
+            if status == 429:
+                self.send_header("Retry-After", "0")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text.encode())

@@ -60,6 +60,11 @@ def test_errors_are_json_with_output_json(capsys: pytest.CaptureFixture[str]) ->
         (["logs", "ms/answers", "--component", "worker"], "--component"),
         (["status", "pods/answers"], "pods/answers names no job and no service: write ftj/NAME"),
         (["suspend", "ms/answers"], "`spotune suspend` works on FinetuneJobs, and ms/answers is a ModelService"),
+        (["suspend", "t5-sql", "--timeout", "30s"], "--timeout limits the time of --wait: add --wait"),
+        (["fleet", "--file", "/"], "--file /: is a folder"),
+        (["sweep", "t5-search", "--report", "/"], "--report /: is a folder"),
+        (["report", "t5-sql", "--file", "/"], "--file /: is a folder"),
+        (["report", "runs/x"], "there is no folder runs/x, and runs/x names no job and no service"),
         (["watch"], "NAME"),
     ],
 )

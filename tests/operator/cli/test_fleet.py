@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spotune.cli.main import main
 from spotune.errors import UsageError
 from spotune_operator.cli import fleet
 from tests.client.fleet.test_summary import JOBS
@@ -35,3 +37,13 @@ def test_table_json_and_page(tmp_path: Path, capsys: pytest.CaptureFixture[str])
         assert run(namespace="empty") == "There are no FinetuneJobs in namespace empty.\n"
         with pytest.raises(UsageError, match="remove --namespace"):
             run(namespace="a", all_namespaces=True)
+
+
+def test_closed_standard_output_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_store(tmp_path) as (store, kubeconfig):
+        store.put(f"{ROOT}/namespaces/team/finetunejobs/a", JOBS[0])
+        monkeypatch.setattr(sys, "stdout", None)
+        with pytest.raises(SystemExit) as ended:
+            main(["fleet", "--kubeconfig", str(kubeconfig)])
+    sys.stdout.close()
+    assert ended.value.code == 0

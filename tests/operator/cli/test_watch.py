@@ -65,11 +65,13 @@ def test_a_stalled_job_is_said_to_wait_also_if_another_condition_gives_the_cause
 
 def test_json_has_a_line_per_changed_status() -> None:
     lines: list[str] = []
-    view = JsonView(lines.append)
+    messages: list[str] = []
+    view = JsonView(lines.append, messages.append)
     for step in (1, 1, 2):
         view.show(training_job(step=step))
     view.notify("the API server does not answer")
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
+    assert messages == ["the API server does not answer"]
 
 
 def test_live_view_redraws_the_panel_and_prints_messages_above() -> None:

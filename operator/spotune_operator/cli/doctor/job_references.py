@@ -25,9 +25,7 @@ def references(job: Manifest) -> Iterator[Reference]:
             yield secret(f"spec.{path}", given, namespace)
     for section in ("dataset.credentials", "storage.credentials"):
         if name := _at(spec, section).get("secretName"):
-            path, effect = f"/api/v1/namespaces/{namespace}/secrets/{name}", "pods do not start"
-            remedy = f"create it in namespace {namespace}, or correct the field"
-            yield Reference(f"spec.{section}.secretName", "Secret", path, effect, remedy)
+            yield secret(f"spec.{section}.secretName", {"name": name}, namespace)
     code_from = _at(spec, "training.codeFrom")
     if given := _at(code_from, "git.tokenSecretRef"):
         yield secret("spec.training.codeFrom.git.tokenSecretRef", given, namespace)

@@ -86,17 +86,18 @@ def secret(field: str, given: Mapping[str, Any], namespace: str) -> Reference:
 
     Args:
         field: Path of the field.
-        given: Name and key.
+        given: Name and key; without a key, all keys become environment variables.
         namespace: Namespace of the job or service.
     """
+    key = given.get("key", "")
+    source = f"--from-file={key}=FILE" if key else "--from-env-file=FILE"
     return Reference(
         field,
         "Secret",
         f"/api/v1/namespaces/{namespace}/secrets/{given['name']}",
         "pods that need it do not start",
-        f"kubectl create secret generic {given['name']} --namespace {namespace} "
-        f"--from-file={given['key']}=FILE; or correct the field",
-        key=given["key"],
+        f"kubectl create secret generic {given['name']} --namespace {namespace} {source}; or correct the field",
+        key=key,
     )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from spotune.cli.report import writable_file
 from spotune_operator.cli.options import Context, Kubeconfig, Namespace, Output
 
 _WIDE: Final = 240
@@ -40,6 +41,8 @@ def sweep(
     from spotune_client.sweeps.trials import as_json
     from spotune_operator.cli.sweeps.table import table
 
+    if report is not None:
+        writable_file(report, "--report")
     cluster = open_cluster(ClusterOptions(namespace, kubeconfig, context))
     found = get_object(cluster, FINETUNE_SWEEPS, name)
     if report is not None:

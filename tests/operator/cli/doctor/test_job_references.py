@@ -65,6 +65,14 @@ def test_each_object_that_a_job_names_must_exist(spec: dict[str, Any], path: str
     assert path.rpartition("/")[2] in message
 
 
+def test_the_remedy_for_a_missing_secret_is_a_command() -> None:
+    metadata, create = {"namespace": "team"}, "kubectl create secret generic tokens --namespace team"
+    spec = {"model": {"tokenSecretRef": TOKEN}, "dataset": {"credentials": {"secretName": "tokens"}}}
+    token, credentials = references({"metadata": metadata, "spec": spec})
+    assert token.remedy == f"{create} --from-file=token=FILE; or correct the field"
+    assert credentials.remedy == f"{create} --from-env-file=FILE; or correct the field"
+
+
 def test_a_secret_needs_the_key() -> None:
     ((verdict, message),) = examined({f"{CORE}/secrets/tokens": {"data": {}}}, model={"tokenSecretRef": TOKEN})
     assert (verdict, message.split(": ")[2]) == ("failed", "Secret tokens has no key token")
