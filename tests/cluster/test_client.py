@@ -11,13 +11,25 @@ import pytest
 
 from spotune.errors import RefusedError
 from spotune_client import AsyncClient, Client
+from spotune_client.cluster.kubeconfig import ClusterOptions, open_cluster
 from spotune_testcluster.kubectl import Kubectl
 from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
+from spotune_testcluster.waiting import wait_for
 from tests.api.support.job_files import a_job
 from tests.cluster.definitions import apply_definitions
 from tests.cluster.operator_install import no_operator
+from tests.cluster.pods import pod, wait_until_running
 
 pytestmark = pytest.mark.cluster
+
+_LATE_SERVER = """
+import socket, time
+with socket.create_server(("", 8000)) as server:
+    print("listens", flush=True)
+    connection, _ = server.accept()
+    time.sleep(9)
+    connection.sendall(b"late")
+"""
 
 
 @pytest.fixture
@@ -62,3 +74,14 @@ def test_a_job_from_apply_to_delete(namespace: Kubectl) -> None:
     assert client.jobs.wait(name, timeout=10).outcome == "Complete"
     client.jobs.delete(name, wait=True, timeout=60)
     assert client.jobs.list() == []
+
+
+def test_a_port_forward_without_data_stays_open_because_its_pings_are_answered(
+    cluster: ClusterUnderTest, namespace: Kubectl
+) -> None:
+    namespace.apply(pod("server", cluster.image, ("python3", "-c", _LATE_SERVER)))
+    wait_until_running(namespace, "server")
+    wait_for("the server listens", 60, lambda: "listens" in namespace("logs", "server"))
+    options = ClusterOptions(namespace.namespace, namespace.kubeconfig)
+    with open_cluster(options, quiet_seconds=3.0).connect("server", 8000) as connection:
+        assert connection.read(4) == b"late"
