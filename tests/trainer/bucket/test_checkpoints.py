@@ -20,7 +20,7 @@ from spotune_trainer.bucket.checkpoints import list_checkpoint_files, refresh
 from spotune_trainer.bucket.client import Bucket, BucketError
 from spotune_trainer.checkpoint import async_checkpointer
 from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer
-from spotune_trainer.checkpoint.generations import ResumeChoice, choose_checkpoint, claim, list_generations
+from spotune_trainer.checkpoint.generations import ResumeChoice, choose_checkpoint, claim, list_generations, withdraw
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError, fetch, read_parameters
 from spotune_trainer.checkpoint.restore import RestoredBytes
@@ -230,6 +230,19 @@ def test_a_manifest_that_was_written_while_the_next_generation_started_does_not_
     checkpoint = machines.choice()[1].checkpoint
     assert checkpoint is not None
     assert checkpoint.name == CheckpointName(5, 1)
+
+
+def test_a_withdrawn_claim_takes_nothing_out_of_the_lineage(machines: Machines) -> None:
+    worker, driver = machines.new(), machines.new()
+    claim(worker, None)
+    commit(checkpointers([worker]), 10)
+    generation = claim(driver, None)
+    assert machines.choice()[1].checkpoint is None
+    withdraw(driver, generation)
+    assert list_generations(driver) == []
+    checkpoint = machines.choice()[1].checkpoint
+    assert checkpoint is not None
+    assert checkpoint.name == CheckpointName(10, 1)
 
 
 def test_racing_processes_on_several_machines_claim_every_number_once(machines: Machines) -> None:

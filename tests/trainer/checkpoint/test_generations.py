@@ -20,6 +20,7 @@ from spotune_trainer.checkpoint.generations import (
     latest_generation,
     list_generations,
     surviving_steps,
+    withdraw,
 )
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -71,6 +72,19 @@ def test_an_interrupted_claim_is_no_generation(directory: JobDirectory) -> None:
     (directory.generations / ".claim-1234abcd").mkdir()
     assert latest_generation(directory) == 1
     assert claim(directory, None).number == 2
+
+
+def test_a_withdrawn_claim_takes_nothing_out_of_the_lineage(directory: JobDirectory) -> None:
+    claim(directory, None)
+    first = commit_checkpoint(directory, 10, 1)
+    generation = claim(directory, first)
+    commit_checkpoint(directory, 20, 1)
+    assert chosen(directory) == "step-00000010.gen-1"
+    withdraw(directory, generation)
+    assert chosen(directory) == "step-00000020.gen-1"
+    assert not is_superseded(directory, 1)
+    assert not list(directory.generations.glob(".claim*"))
+    assert claim(directory, CheckpointName(20, 1)).number == 2
 
 
 def test_a_generation_records_what_it_started_from(directory: JobDirectory) -> None:

@@ -14,10 +14,11 @@ from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedE
 from spotune.plan.execution import MinimumPlan, resolve_minimum
 from spotune.retry import FailureCause
 from spotune_trainer import files
-from spotune_trainer.checkpoint.generations import claim
+from spotune_trainer.checkpoint.generations import Generation, claim
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
+from spotune_trainer.checkpoint.writer import prune
+from spotune_trainer.driver import claiming, planning
 from spotune_trainer.driver import driver as driver_module
-from spotune_trainer.driver import planning
 from spotune_trainer.driver.__main__ import run_attempt
 from spotune_trainer.driver.driver import Driver
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -106,6 +107,26 @@ def test_a_commit_that_comes_during_the_plan_is_where_the_next_group_starts(
     monkeypatch.setattr(driver_module, "plan_run", plan_slowly)
     make_driver(runs, directory, cluster).run()
     assert [task.restore for task in cluster.tasks] == [None, "step-00000008.gen-1"]
+
+
+def test_a_commit_that_comes_just_before_the_claim_is_where_the_next_group_starts(
+    runs: Runs, directory: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, after the driver has looked for the last time."""
+    cluster = SimulatedCluster([ScriptedGroup(LOST, last_step=5, commits=[4]), ScriptedGroup(TRAINED, last_step=10)])
+    claims = count(1)
+
+    def claim_late(directory: JobDirectory, restored: CheckpointName | None) -> Generation:
+        if next(claims) == 2:
+            commit_checkpoint(directory, 8, 1)
+            assert prune(directory, 1, keep=1) == ["step-00000004.gen-1"]
+        return claim(directory, restored)
+
+    monkeypatch.setattr(claiming, "claim", claim_late)
+    driver = make_driver(runs, directory, cluster)
+    driver.run()
+    assert [(task.generation, task.restore) for task in cluster.tasks] == [(1, None), (2, "step-00000008.gen-1")]
+    assert [record["generation"] for record in events(driver, "generation-started")] == [1, 2]
 
 
 def test_failures_without_a_new_step_back_off_up_to_the_maximum(runs: Runs, directory: JobDirectory) -> None:

@@ -157,6 +157,11 @@ def claim_generation(
             return number
 
 
+def withdraw_generation(bucket: Bucket, number: int) -> None:
+    """Delete the claim of a generation."""
+    bucket.delete(bucket.list(f"{_GENERATIONS}/{number:07d}"))
+
+
 def newest_generation(bucket: Bucket, after: int = 0) -> int:
     """The highest number of a generation; `after` if there is none above it."""
     names = bucket.list(_GENERATIONS, after=f"{_GENERATIONS}/{after:07d}/~" if after else "")

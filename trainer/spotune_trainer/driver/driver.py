@@ -21,7 +21,6 @@ from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import (
     choose_checkpoint,
-    claim,
     is_newest,
     is_superseded,
     last_logged_step,
@@ -31,6 +30,7 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.adoption import Adoption
 from spotune_trainer.driver.bucket import DriverBucket
+from spotune_trainer.driver.claiming import claim_from
 from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
 from spotune_trainer.driver.results import write_result
@@ -174,6 +174,8 @@ class Driver:
         if not is_newest(self.directory, choice.checkpoint, self._skipped_checkpoints):
             return False
         task = self._claim(choice.checkpoint, plan, world_size, plan_seconds)
+        if task is None:
+            return False
         return self._finish_group(task, plan, world_size, lambda: self.dependencies.agents.run_group(task, world_size))
 
     def _finish_left_group(self, adoption: Adoption, group: FoundGroup) -> bool:
@@ -251,8 +253,10 @@ class Driver:
             )
         return minimum
 
-    def _claim(self, checkpoint: Checkpoint | None, plan: RunPlan, world_size: int, plan_seconds: float) -> WorkerTask:
-        """Claim the next generation, which starts from `checkpoint`, and record it in the ledger.
+    def _claim(
+        self, checkpoint: Checkpoint | None, plan: RunPlan, world_size: int, plan_seconds: float
+    ) -> WorkerTask | None:
+        """Claim the next generation, which starts from `checkpoint`, and record it in the ledger; None as `claim_from`.
 
         Raises:
             SupersededError: another driver has claimed a generation after the last one of this driver.
@@ -261,15 +265,16 @@ class Driver:
         if last is not None and self._bucket.when_reachable(lambda: is_superseded(self.directory, last)):
             self.ledger.append("superseded", generation=last)
             raise SupersededError(f"another driver of this job has started a generation after {last}")
-        name = checkpoint.name if checkpoint else None
-        step = name.step if name else 0
+        restored, step = (str(checkpoint.name), checkpoint.name.step) if checkpoint else (None, 0)
         lost, lost_seconds = steps_lost_after(self.directory, step), productive_seconds_after(self.directory, step)
-        generation = self._bucket.when_reachable(lambda: claim(self.directory, name))
+        generation = claim_from(self.directory, self._bucket, checkpoint, self._skipped_checkpoints)
+        if generation is None:
+            return None
         self._claimed_generation = generation.number
         self.ledger.append(
             "generation-started",
             generation=generation.number,
-            restoredFrom=str(name) if name else None,
+            restoredFrom=restored,
             step=generation.first_step,
             stepsLost=lost,
             secondsLost=lost_seconds,
@@ -278,12 +283,12 @@ class Driver:
             **plan.layout,
         )
         self.status.start_generation(generation.number, generation.first_step, world_size)
-        start = f"from {name}" if name else "from the beginning"
-        logger.info("generation %d starts %s with %d workers", generation.number, start, world_size)
+        start = restored or "the beginning"
+        logger.info("generation %d starts from %s with %d workers", generation.number, start, world_size)
         return WorkerTask(
             directory=str(self.directory.root),
             generation=generation.number,
-            restore=str(name) if name else None,
+            restore=restored,
             job=self.job.model_dump(mode="json"),
             plan=plan.to_json(),
             seconds_to_preemption=seconds_to_preemption(self.ledger.worker_seconds(), self.ledger.workers_lost()),
