@@ -178,6 +178,25 @@ def test_out_of_memory_halves_the_micro_batch_and_records_it(runs: Runs, directo
     assert plan["requested"]["microBatchSize"] == 4
 
 
+def test_out_of_memory_in_the_evaluation_halves_its_batch_and_later_drivers_know(
+    runs: Runs, directory: JobDirectory
+) -> None:
+    failed = ScriptedGroup(replace(OUT_OF_MEMORY, evaluation_batch=16), last_step=3)
+    cluster = SimulatedCluster([failed, ScriptedGroup(Stopped())])
+    with pytest.raises(StoppedError):
+        make_driver(runs, directory, cluster, reproducible="worldSize").run()
+    cluster.groups.append(ScriptedGroup(TRAINED, last_step=10))
+    make_driver(runs, directory, cluster, reproducible="worldSize").run()
+    found = [(task.plan["microBatchSize"], task.plan["evaluationBatchLimit"]) for task in cluster.tasks]
+    assert found == [(4, None), (4, 8), (4, 8)]
+
+
+def test_out_of_memory_in_the_evaluation_of_one_sample_is_a_job_error(runs: Runs, directory: JobDirectory) -> None:
+    groups = [ScriptedGroup(replace(OUT_OF_MEMORY, evaluation_batch=1), last_step=3)]
+    with pytest.raises(JobError, match="out of memory at step 3 with the smallest batch"):
+        make_driver(runs, directory, SimulatedCluster(groups)).run()
+
+
 def test_out_of_memory_disables_optional_buffers_before_halving_micro_batch(
     runs: Runs, directory: JobDirectory
 ) -> None:
@@ -201,7 +220,7 @@ def test_out_of_memory_disables_optional_buffers_before_halving_micro_batch(
 
 def test_out_of_memory_with_a_micro_batch_of_one_is_a_job_error(runs: Runs, directory: JobDirectory) -> None:
     driver = make_driver(runs, directory, SimulatedCluster([ScriptedGroup(OUT_OF_MEMORY)] * 3))
-    with pytest.raises(JobError, match="out of memory at step 0 with the smallest micro-batch"):
+    with pytest.raises(JobError, match="out of memory at step 0 with the smallest batch"):
         driver.run()
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import torch
 
 from spotune_trainer import files
 from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.data.schedule import SampleSchedule
+from spotune_trainer.job_directory.run_plan import RunPlan
+from spotune_trainer.training import finalize
+from spotune_trainer.training.failures import EvaluationMemoryError
 from spotune_trainer.training.finalize import summarize_steps
 from spotune_trainer.training.worker import TrainResult, Worker
 from tests.trainer.support.runs import Layout, Runs, committed, train_generation
@@ -60,6 +66,24 @@ def test_rates_count_the_wait_for_data_but_no_evaluation_and_no_checkpoint() -> 
     summary = summarize_steps([record(1, mfu=0.5, **times), record(2, mfu=0.2, seconds=0.25)], SCHEDULE)
     assert (summary["tokensPerSecond"], summary["samplesPerSecond"]) == (266.7, 10.7)
     assert summary["mfu"] == pytest.approx(0.4), "of an older line, the whole time counts"
+
+
+@pytest.mark.parametrize(("asked", "limit", "tried"), [(0, None, 16), (48, None, 48), (48, 8, 8)])
+def test_evaluation_that_runs_out_of_memory_says_so(
+    monkeypatch: pytest.MonkeyPatch, asked: int, limit: int | None, tried: int
+) -> None:
+    def out_of_memory(*_: object, batch_size: int, **__: object) -> None:
+        assert batch_size == tried
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(finalize, "evaluate", out_of_memory)
+    monkeypatch.setattr(finalize, "evaluation_weights", nullcontext)
+    context = MagicMock()
+    context.plan = RunPlan(1, "", 0, 4, False, "", {}, evaluation_batch_limit=limit)  # micro-batches of 4
+    context.job.spec.training.evaluation.batch_size = asked
+    with pytest.raises(EvaluationMemoryError) as raised:
+        finalize.run_evaluation(context, 3)
+    assert raised.value.batch_size == tried
 
 
 def test_without_a_finite_loss_there_is_no_mean_loss() -> None:

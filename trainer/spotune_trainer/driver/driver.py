@@ -341,18 +341,18 @@ class Driver:
                 self._patience_seconds = 0.0  # the number of slots is known: do not wait for more
             case Yielded():
                 self._wait_as_decided(watch)
-                self._retry(FailureCause.PREEMPTED, f"{watch.yield_reason}; the state is committed", plan, task)
+                self._retry(Failed(FailureCause.PREEMPTED, f"{watch.yield_reason}; the state is committed"), plan, task)
             case Failed(FailureCause.WORKER_LOST, message) if watch.preempted:
                 self._wait_as_decided(watch)
                 early = watch.deadline is not None and time.time() < watch.deadline
-                self._retry(FailureCause.PREEMPTED, message, plan, task, beforeDeadline=early)
+                self._retry(Failed(FailureCause.PREEMPTED, message), plan, task, beforeDeadline=early)
             case Superseded(message):
                 self.ledger.append("superseded", generation=task.generation)
                 raise SupersededError(message)
             case CorruptCheckpoint(checkpoint, message):
                 self._skip_checkpoint(CheckpointName.parse(checkpoint), message)
-            case Failed(cause, message):
-                self._retry(cause, message, plan, task)
+            case Failed():
+                self._retry(result, plan, task)
         return False
 
     def _wait_as_decided(self, watch: NodeWatch) -> None:
@@ -360,21 +360,21 @@ class Driver:
         if watch.decision is not None and watch.decision.choice is not Leave.DEFAULT:
             self._enough, self._patience_seconds = watch.world_size, watch.decision.patience_seconds
 
-    def _retry(self, cause: FailureCause, message: str, plan: RunPlan, task: WorkerTask, **values: Any) -> None:
+    def _retry(self, failed: Failed, plan: RunPlan, task: WorkerTask, **values: Any) -> None:
         """Record the failure with further `values`, and wait for the backoff of the retry policy.
 
         Raises:
             JobError, InfrastructureError: the policy gives up.
         """
         step = self._last_step(task)
-        record = {"cause": str(cause), "message": message, "step": step, **values}
+        record = {"cause": str(failed.cause), "message": failed.message, "step": step, **values}
         self.ledger.append("failure", generation=task.generation, **record)
-        logger.warning("generation %d ended at step %d (%s): %s", task.generation, step, cause, message)
-        self.status.update(Phase.WAITING_FOR_WORKERS, restarts=self.ledger.restarts(), message=message)
+        logger.warning("generation %d ended at step %d (%s): %s", task.generation, step, failed.cause, failed.message)
+        self.status.update(Phase.WAITING_FOR_WORKERS, restarts=self.ledger.restarts(), message=failed.message)
         self._reload_job()
-        decision = retry_after_failure(self.job, self.ledger, plan)
+        decision = retry_after_failure(self.job, self.ledger, plan, failed.evaluation_batch)
         if decision.use_less_memory:
-            save_plan(self.directory, plan.use_less_memory(step))
+            save_plan(self.directory, plan.use_less_memory(step, failed.evaluation_batch))
         deadline = self.dependencies.clock() + decision.after_seconds
         while self.dependencies.clock() < deadline:
             raise_if_stopped(self.directory)

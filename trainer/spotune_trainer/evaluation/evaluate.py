@@ -139,7 +139,7 @@ def evaluate(
         dataset: rows by sample id.
         tokenizer: the model's tokenizer.
         job: its `training.evaluation` and `model.task` are used.
-        batch_size: samples per forward pass, unless the job sets `evaluation.batchSize`.
+        batch_size: samples per forward pass.
         sample_ids: the samples to evaluate on; by default all. `evaluation.samples` limits them to the first ones.
         sources: the samples of each source of a mixture, instead of `sample_ids`; the result then has `by_source`, too.
             `evaluation.samples` limits each source to its first ones.
@@ -164,7 +164,7 @@ def evaluate(
         if not ids:
             raise JobError("dataset.eval: the evaluation set is empty. Set another source, or a larger fraction.")
         counts[name] = len(ids)
-        results[name] = _evaluate_samples(evaluator, dataset, ids, settings.batch_size or batch_size, ranks)
+        results[name] = _evaluate_samples(evaluator, dataset, ids, batch_size, ranks)
     combine = partial(
         _combine,
         metrics=list(evaluator.metrics),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
@@ -58,13 +60,45 @@ class RecordedError(SpotuneError):
         return RecordedError, (self.failure,)
 
 
+class EvaluationMemoryError(SpotuneError):
+    """An evaluation batch did not fit into memory.
+
+    Attributes:
+        batch_size: its number of samples.
+    """
+
+    def __init__(self, batch_size: int, reason: str) -> None:
+        following = f"; the next worker group evaluates {batch_size // 2}" if batch_size > 1 else ""
+        super().__init__(f"the evaluation of {batch_size} samples at once ran out of memory{following}: {reason}")
+        self.batch_size = batch_size
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[EvaluationMemoryError], tuple[int, str]]:
+        return EvaluationMemoryError, (self.batch_size, self.reason)
+
+
+@contextmanager
+def evaluating(batch_size: int) -> Iterator[None]:
+    """Evaluate batches of so many samples. If memory runs out, they have to become smaller.
+
+    Raises:
+        EvaluationMemoryError: memory ran out.
+    """
+    try:
+        yield
+    except Exception as error:
+        if classify(error) is not FailureCause.OUT_OF_MEMORY:
+            raise
+        raise EvaluationMemoryError(batch_size, _message(error)) from error
+
+
 def classify(error: BaseException) -> FailureCause:
     """The failure cause of an exception that a rank raised."""
     if isinstance(error, ProgramError):
         return error.cause
     if isinstance(error, JobError):
         return FailureCause.DATA if isinstance(error, DataError) else FailureCause.APP_ERROR
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | EvaluationMemoryError):
         return FailureCause.OUT_OF_MEMORY
     if isinstance(error, OSError | InfrastructureError):
         return FailureCause.INFRASTRUCTURE
@@ -97,6 +131,7 @@ def describe(rank: int, error: BaseException) -> RankFailure:
         message=_message(error),
         details="".join(traceback.format_exception(error)),
         checkpoint=checkpoint,
+        evaluation_batch=error.batch_size if isinstance(error, EvaluationMemoryError) else None,
     )
 
 

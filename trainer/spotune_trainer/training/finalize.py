@@ -37,6 +37,7 @@ from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import label_tokens_of, tokens_of, training_seconds_of
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.evaluations import Evaluations
+from spotune_trainer.training.failures import evaluating
 
 logger = logging.getLogger("spotune.worker")
 
@@ -126,7 +127,7 @@ def _run_harness(context: TrainContext, spec: HarnessSpec, device: str, summary:
             spec,
             context.directory.export,
             device=device,
-            batch_size=context.plan.evaluation_batch_size,
+            batch_size=_tasks_batch_size(context),
             heartbeat=context.reporter.heartbeat,
         )
     except SpotuneError as error:
@@ -152,13 +153,14 @@ def run_evaluation(context: TrainContext, step: int) -> EvaluationResult | None:
     if context.datasets.evaluation is None:
         return None
     context.reporter.set_phase(Phase.EVALUATING)
-    with evaluation_weights(context.engine):
+    batch_size = context.plan.evaluation_batch_size(context.job.spec.training.evaluation.batch_size)
+    with evaluating(batch_size), evaluation_weights(context.engine):
         result = evaluate(
             context.engine.module,
             context.datasets.evaluation,
             context.tokenizer,
             context.job,
-            batch_size=context.plan.evaluation_batch_size,
+            batch_size=batch_size,
             sample_ids=context.datasets.evaluation_ids.tolist(),
             sources={name: ids.tolist() for name, ids in context.datasets.evaluation_by_source.items()},
             ranks=RankGroup(context.rank, context.world_size, context.control),
@@ -188,13 +190,14 @@ def run_tasks(context: TrainContext, step: int) -> Mapping[str, float]:
     spec = context.job.spec.training.evaluation.harness
     assert spec is not None
     context.reporter.set_phase(Phase.EVALUATING)
-    with evaluation_weights(context.engine):
+    batch_size = _tasks_batch_size(context)
+    with evaluating(batch_size), evaluation_weights(context.engine):
         result = score_tasks(
             spec,
             context.engine.module,
             context.tokenizer,
             pretrained=context.job.spec.model.initialise == "pretrained",
-            batch_size=context.plan.evaluation_batch_size,
+            batch_size=batch_size,
             ranks=RankGroup(context.rank, context.world_size, context.control),
             zero_stage=context.engine.zero_optimization_stage(),
             heartbeat=context.reporter.heartbeat,
@@ -208,6 +211,13 @@ def run_tasks(context: TrainContext, step: int) -> Mapping[str, float]:
         logger.warning("%s", problem)
         context.reporter.record_event("harness-failed", step=step, reason=problem)
     return result.scores
+
+
+def _tasks_batch_size(context: TrainContext) -> int:
+    """Requests of lm-evaluation-harness in a forward pass."""
+    settings = context.job.spec.training.evaluation
+    assert settings.harness is not None
+    return context.plan.evaluation_batch_size(settings.harness.batch_size or settings.batch_size)
 
 
 def _shortened(prediction: Prediction) -> dict[str, Any]:

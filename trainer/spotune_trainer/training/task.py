@@ -59,6 +59,7 @@ class RankFailure:
         message: one line for users.
         details: the traceback.
         checkpoint: name of the checkpoint, if that is corrupt.
+        evaluation_batch: samples of the evaluation batch that ran out of memory; None if something else failed.
     """
 
     rank: int
@@ -67,6 +68,7 @@ class RankFailure:
     message: str
     details: str
     checkpoint: str | None = None
+    evaluation_batch: int | None = None
 
 
 class RankExit(StrEnum):
