@@ -98,4 +98,5 @@ def test_an_export_that_makes_progress_is_no_hang(runs: Runs) -> None:
     result = train_generation(directory, job, Layout(1, 0), CountsHeartbeats)
     beats = files.read_json(directory.root / "beats.json")
     assert beats is not None
-    assert beats["count"] > len(read_parameters(committed(directory, result.summary["steps"])))
+    read = len(read_parameters(committed(directory, result.summary["steps"])))
+    assert beats["count"] > 2 * read, "for each tensor, as it is read and as it is exported"

@@ -90,7 +90,7 @@ def finalize(
     context.reporter.update(evalScores=scores_of(summary))
     if context.job.spec.training.ema_decay:  # first, because `export` is what a finished run is known by
         export_model(
-            read_ema(chosen.checkpoint),
+            read_ema(chosen.checkpoint, context.reporter.heartbeat),
             context.job,
             context.directory.export_ema,
             {"steps": summary["steps"]},
@@ -99,7 +99,7 @@ def finalize(
             heartbeat=context.reporter.heartbeat,
         )
     sha256 = export_model(
-        read_trained_weights(chosen.checkpoint, context.job.spec.training),
+        read_trained_weights(chosen.checkpoint, context.job.spec.training, context.reporter.heartbeat),
         context.job,
         context.directory.export,
         summary,
