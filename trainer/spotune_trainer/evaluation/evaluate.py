@@ -107,6 +107,11 @@ class EvaluationResult:
         """Scores by metric, without those that are None."""
         return {name: score for name, score in self.scores.items() if score is not None}
 
+    @property
+    def values_by_source(self) -> dict[str, dict[str, float]]:
+        """Loss and scores of each source of a mixture; empty without a mixture."""
+        return {name: {"loss": each.loss, **each.defined_scores} for name, each in self.by_source.items()}
+
 
 @dataclass(frozen=True)
 class _BatchResult:

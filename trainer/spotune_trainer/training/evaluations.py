@@ -103,7 +103,9 @@ class Evaluations:
             result = self._run(step)
             self._last = (step, result)
             if result is not None:
-                evaluation = Evaluation.of(step, self.context.total_steps, result.loss, result.scores)
+                evaluation = Evaluation.of(
+                    step, self.context.total_steps, result.loss, result.scores, result.values_by_source
+                )
                 self.history = with_evaluation(self.history, evaluation)
                 self._report()
         return self._last[1]

@@ -19,7 +19,7 @@ from spotune_trainer.bucket.checkpoints import refresh
 from spotune_trainer.bucket.folders import pull_generation_logs
 from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.evaluations import Evaluation
-from spotune_trainer.checkpoint.generations import list_generations, raise_if_superseded, surviving_steps
+from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.reader import fetch, read_ema, read_trained_weights
 from spotune_trainer.data.schedule import Schedule
@@ -32,7 +32,6 @@ from spotune_trainer.evaluation.task_scores import score_tasks
 from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.export.model_card import model_card
 from spotune_trainer.export.to_bucket import upload_exports, upload_model_card
-from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import label_tokens_of, tokens_of, training_seconds_of
 from spotune_trainer.training.context import TrainContext
@@ -85,7 +84,7 @@ def finalize(
         summary |= _summary_of_earlier(chosen.evaluation)
         context.reporter.update(evalLoss=chosen.evaluation.loss, evalStep=chosen.evaluation.step)
         if "evalBySource" in summary:
-            summary["evalBySource"] = by_source = _by_source_of_earlier(context.directory, chosen.evaluation)
+            summary["evalBySource"] = by_source = chosen.evaluation.by_source or None
             context.reporter.update(evalBySource=by_source)
     context.reporter.update(evalScores=scores_of(summary))
     if context.job.spec.training.ema_decay:  # first, because `export` is what a finished run is known by
@@ -268,7 +267,7 @@ def _evaluation_summary(result: EvaluationResult) -> dict[str, Any]:
 
 def _scores_by_source(result: EvaluationResult) -> dict[str, Any]:
     """Under `evalBySource`, loss and scores of each source of a mixture; nothing without a mixture."""
-    found = {name: {"loss": each.loss, **each.defined_scores} for name, each in result.by_source.items()}
+    found = result.values_by_source
     return {"evalBySource": found} if found else {}
 
 
@@ -277,19 +276,6 @@ def _summary_of_earlier(evaluation: Evaluation) -> dict[str, Any]:
     built_in = {name: evaluation.scores.get(name) for name in METRICS}
     custom = {name: score for name, score in evaluation.scores.items() if name not in METRICS}
     return {"evalLoss": evaluation.loss, **built_in, "scores": custom}
-
-
-def _by_source_of_earlier(directory: JobDirectory, evaluation: Evaluation) -> dict[str, Any] | None:
-    """`evalBySource` of an evaluation of the history, from the event that its generation has recorded; None without."""
-    expected = ("evaluated", evaluation.step, evaluation.loss)  # a group that was given up may have another loss
-    for generation in reversed(list_generations(directory)):
-        logs = directory.generation_logs(generation.number)
-        with files.reading(logs.events):
-            for event in files.read_lines(logs.events):
-                if (event["event"], event.get("step"), event.get("loss")) == expected:
-                    found: dict[str, Any] | None = event.get("evalBySource")
-                    return found
-    return None
 
 
 def _scores(result: EvaluationResult) -> dict[str, Any]:
