@@ -18,24 +18,11 @@ class BestCheckpoint:
     """The best checkpoint that is whole.
 
     Attributes:
-        checkpoint: its folder and manifest.
-        evaluation: after its step.
+        checkpoint: its folder and manifest; None if no evaluation with a value has a whole one.
         unusable: why each better evaluation has no usable checkpoint, best first; empty if this is the best one.
     """
 
-    checkpoint: Checkpoint
-    evaluation: Evaluation
-    unusable: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class NoBestCheckpoint:
-    """No evaluation with a value has a whole checkpoint.
-
-    Attributes:
-        unusable: why, for each of them, best first.
-    """
-
+    checkpoint: Checkpoint | None
     unusable: tuple[str, ...]
 
 
@@ -44,7 +31,7 @@ def find_best_checkpoint(
     history: Sequence[Evaluation],
     best: BestSpec,
     heartbeat: Callable[[], None] = lambda: None,
-) -> BestCheckpoint | NoBestCheckpoint:
+) -> BestCheckpoint:
     """The checkpoint of the best evaluation of `history`, with verified checksums.
 
     If it is lost or damaged, the checkpoint of the next best evaluation that still has one, and the reason.
@@ -68,9 +55,9 @@ def find_best_checkpoint(
         problem = _problem(checkpoint, heartbeat)
         if problem is None:
             assert isinstance(checkpoint, Checkpoint)
-            return BestCheckpoint(checkpoint, evaluation, tuple(unusable))
+            return BestCheckpoint(checkpoint, tuple(unusable))
         unusable.append(f"the checkpoint of step {evaluation.step} {problem}")
-    return NoBestCheckpoint(tuple(unusable))
+    return BestCheckpoint(None, tuple(unusable))
 
 
 def _problem(checkpoint: Checkpoint | Torn | None, heartbeat: Callable[[], None]) -> str | None:
