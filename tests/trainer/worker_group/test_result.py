@@ -58,6 +58,21 @@ def logs(tmp_path: Path) -> GenerationLogs:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), OOM),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), OOM),
         (torch.AcceleratorError("CUDA error: out of memory"), OOM),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), FailureCause.INFRASTRUCTURE),
+        (
+            RuntimeError("CUDA error: uncorrectable NVLink error detected during the execution"),
+            FailureCause.INFRASTRUCTURE,
+        ),
+        (
+            torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+            FailureCause.INFRASTRUCTURE,
+        ),
+        (
+            distributed.DistBackendError("Last error: Cuda failure 214 'uncorrectable ECC error encountered'"),
+            FailureCause.INFRASTRUCTURE,
+        ),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), FailureCause.APP_ERROR),
+        (ValueError("uncorrectable ECC error is the title of this row"), FailureCause.APP_ERROR),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), FailureCause.APP_ERROR),
         (ValueError("CUDA out of memory is the title of this row"), FailureCause.APP_ERROR),
         (OSError(116, "Stale file handle"), FailureCause.INFRASTRUCTURE),

@@ -27,6 +27,15 @@ _OUT_OF_MEMORY_SIGNS = (
     "_STATUS_ALLOC_FAILED",  # of cuBLAS, cuDNN and cuSPARSE
     "can't allocate memory",  # of PyTorch's allocator of host memory
 )
+_HARDWARE_SIGNS = (  # of CUDA and NVML; other errors of CUDA may be a program's, such as "unspecified launch failure"
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "over nvlink or a hardware error",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "system not yet initialized",  # the fabric manager of the node does not run
+    "fallen off the bus",
+    "GPU is lost",
+)
 _GLOO_SIGNS = ("gloo", "connection closed by peer", "connection reset by peer")
 
 
@@ -100,7 +109,7 @@ def classify(error: BaseException) -> FailureCause:
         return FailureCause.DATA if isinstance(error, DataError) else FailureCause.APP_ERROR
     if isinstance(error, MemoryError | torch.OutOfMemoryError | EvaluationMemoryError):
         return FailureCause.OUT_OF_MEMORY
-    if isinstance(error, OSError | InfrastructureError):
+    if isinstance(error, OSError | InfrastructureError) or _is_of_hardware(error):
         return FailureCause.INFRASTRUCTURE
     if isinstance(error, RuntimeError) and is_out_of_memory(str(error)):
         return FailureCause.OUT_OF_MEMORY
@@ -109,6 +118,15 @@ def classify(error: BaseException) -> FailureCause:
     if gloo or isinstance(error, distributed.DistError):
         return FailureCause.COMMUNICATION
     return FailureCause.APP_ERROR
+
+
+def is_hardware_error(text: str) -> bool:
+    """Whether the message of an exception says that a GPU, or what connects GPUs, is faulty."""
+    return any(sign in text for sign in _HARDWARE_SIGNS)
+
+
+def _is_of_hardware(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError | ProgramError) and is_hardware_error(str(error))
 
 
 def is_out_of_memory(text: str) -> bool:
@@ -132,6 +150,7 @@ def describe(rank: int, error: BaseException) -> RankFailure:
         details="".join(traceback.format_exception(error)),
         checkpoint=checkpoint,
         evaluation_batch=error.batch_size if isinstance(error, EvaluationMemoryError) else None,
+        is_of_hardware=_is_of_hardware(error),
     )
 
 

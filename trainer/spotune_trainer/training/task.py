@@ -60,6 +60,7 @@ class RankFailure:
         details: the traceback.
         checkpoint: name of the checkpoint, if that is corrupt.
         evaluation_batch: samples of the evaluation batch that ran out of memory; None if something else failed.
+        is_of_hardware: whether the error says that a GPU, or what connects GPUs, is faulty.
     """
 
     rank: int
@@ -69,6 +70,7 @@ class RankFailure:
     details: str
     checkpoint: str | None = None
     evaluation_batch: int | None = None
+    is_of_hardware: bool = False
 
 
 class RankExit(StrEnum):
