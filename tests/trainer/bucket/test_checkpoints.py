@@ -300,7 +300,7 @@ def test_a_torn_object_is_skipped_and_a_changed_one_is_found_corrupt(machines: M
     assert content is not None
     bucket.write("checkpoints/step-00000010.gen-1/rank-00000.safetensors", content[:-4] + b"flip")
     directory, choice = machines.choice()
-    assert [str(torn.name) for torn in choice.skipped] == ["step-00000015.gen-1"]
+    assert [str(each.name) for each in choice.skipped] == ["step-00000015.gen-1"]
     assert choice.checkpoint is not None
     with pytest.raises(
         CorruptCheckpointError, match=r"step-00000010\.gen-1 is corrupt: .* in the bucket does not have"

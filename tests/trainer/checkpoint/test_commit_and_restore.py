@@ -21,7 +21,7 @@ from spotune_trainer.checkpoint.layout import (
     CheckpointName,
     FileEntry,
     Manifest,
-    Torn,
+    UnusableCheckpoint,
     list_checkpoints,
     open_checkpoint,
     rank_ok,
@@ -141,9 +141,9 @@ def test_a_kill_before_any_file_leaves_a_torn_checkpoint(directory: JobDirectory
     assert written[-1].name == MANIFEST
     for path in reversed(written):
         path.unlink()
-        torn = open_checkpoint(folder)
-        assert isinstance(torn, Torn)
-        assert torn.reason == "it was never committed (no manifest)"
+        found = open_checkpoint(folder)
+        assert isinstance(found, UnusableCheckpoint)
+        assert found.reason == "it was never committed (no manifest)"
 
 
 def test_the_manifest_waits_for_every_rank(directory: JobDirectory) -> None:
@@ -156,7 +156,7 @@ def test_the_manifest_waits_for_every_rank(directory: JobDirectory) -> None:
     rank_0.start()
     rank_0.join(timeout=0.1)
     assert rank_0.is_alive()
-    assert isinstance(open_checkpoint(folder), Torn)
+    assert isinstance(open_checkpoint(folder), UnusableCheckpoint)
     write_fragments(folder, 1, fragments_of_rank(state, 2, 1))
     rank_0.join(timeout=60)
     verify(whole(directory, name))
@@ -181,9 +181,9 @@ def test_opening_a_checkpoint_checks_file_sizes(directory: JobDirectory) -> None
     file = checkpoint.path / "rank-00000.safetensors"
     assert checkpoint.bytes == file.stat().st_size
     os.truncate(file, 100)
-    torn = open_checkpoint(checkpoint.path)
-    assert isinstance(torn, Torn)
-    assert torn.reason == f"rank-00000.safetensors has 100 bytes, its manifest records {checkpoint.bytes}"
+    found = open_checkpoint(checkpoint.path)
+    assert isinstance(found, UnusableCheckpoint)
+    assert found.reason == f"rank-00000.safetensors has 100 bytes, its manifest records {checkpoint.bytes}"
 
 
 def test_a_manifest_survives_json() -> None:

@@ -155,8 +155,8 @@ def test_torn_checkpoints_are_skipped_with_their_reasons(directory: JobDirectory
     choice = choose_checkpoint(directory)
     assert choice.checkpoint is not None
     assert choice.checkpoint.name == CheckpointName(10, 1)
-    assert [torn.name.step for torn in choice.skipped] == [40, 30, 20], "an uncommitted one is not reported"
-    reasons = [torn.reason for torn in choice.skipped]
+    assert [each.name.step for each in choice.skipped] == [40, 30, 20], "an uncommitted one is not reported"
+    reasons = [each.reason for each in choice.skipped]
     assert "is not valid JSON" in reasons[0]
     assert reasons[1] == "manifest of format 0, this version reads format 1"
     assert reasons[2] == "rank-00000.safetensors is missing"

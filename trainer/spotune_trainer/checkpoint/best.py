@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spotune.job import BestSpec
 from spotune_trainer.checkpoint.evaluations import Evaluation, by_value
 from spotune_trainer.checkpoint.generations import in_lineage, list_generations
-from spotune_trainer.checkpoint.layout import Checkpoint, Torn, list_checkpoints
+from spotune_trainer.checkpoint.layout import Checkpoint, UnusableCheckpoint, list_checkpoints
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError, fetch, verify
 from spotune_trainer.job_directory.layout import JobDirectory
 
@@ -60,11 +60,11 @@ def find_best_checkpoint(
     return BestCheckpoint(None, tuple(unusable))
 
 
-def _problem(checkpoint: Checkpoint | Torn | None, heartbeat: Callable[[], None]) -> str | None:
+def _problem(checkpoint: Checkpoint | UnusableCheckpoint | None, heartbeat: Callable[[], None]) -> str | None:
     """Why a checkpoint cannot be used; None if its files have the recorded checksums."""
     if checkpoint is None:
         return "is not kept"
-    if isinstance(checkpoint, Torn):
+    if isinstance(checkpoint, UnusableCheckpoint):
         return f"is damaged: {checkpoint.reason}"
     try:
         fetch(checkpoint, heartbeat=heartbeat)

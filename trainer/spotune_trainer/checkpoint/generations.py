@@ -32,7 +32,7 @@ from spotune.errors import JobError, SupersededError
 from spotune_trainer import files
 from spotune_trainer.bucket.checkpoints import claim_generation, newest_generation, withdraw_generation
 from spotune_trainer.bucket.link import bucket_of
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn, list_checkpoints
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, UnusableCheckpoint, list_checkpoints
 from spotune_trainer.job_directory.layout import JobDirectory
 
 _RESTORED = "restored.json"
@@ -57,12 +57,12 @@ class ResumeChoice:
 
     Attributes:
         checkpoint: the newest usable checkpoint; None to start from the beginning.
-        skipped: newer committed checkpoints that are torn, newest first.
+        skipped: newer committed checkpoints that are unusable, newest first.
         corrupt: newer ones that an earlier attempt to read them found corrupt, newest first.
     """
 
     checkpoint: Checkpoint | None
-    skipped: tuple[Torn, ...]
+    skipped: tuple[UnusableCheckpoint, ...]
     corrupt: tuple[CheckpointName, ...] = ()
 
     def raise_if_all_are_lost(self) -> None:
@@ -71,7 +71,7 @@ class ResumeChoice:
         Raises:
             JobError: there are committed checkpoints, and none can be used.
         """
-        lost = sorted([*(torn.name for torn in self.skipped), *self.corrupt])
+        lost = sorted([*(unusable.name for unusable in self.skipped), *self.corrupt])
         if self.checkpoint is None and lost:
             raise JobError(
                 f"none of the committed checkpoints can be used: {', '.join(map(str, lost))} (the log has the reasons, "
@@ -185,7 +185,7 @@ def is_newest(
 
 
 def choose_checkpoint(directory: JobDirectory, corrupt: Iterable[CheckpointName] = ()) -> ResumeChoice:
-    """Choose the newest checkpoint of the lineage that is not torn.
+    """Choose the newest checkpoint of the lineage that can be used.
 
     Args:
         directory: the job's folder.
@@ -201,7 +201,7 @@ def _choose(
     directory: JobDirectory, generations: Sequence[Generation], corrupt: Iterable[CheckpointName]
 ) -> ResumeChoice:
     corrupt = set(corrupt)
-    skipped: list[Torn] = []
+    skipped: list[UnusableCheckpoint] = []
     left_out: list[CheckpointName] = []
     for found in reversed(list_checkpoints(directory.checkpoints)):
         if not in_lineage(found.name, generations):

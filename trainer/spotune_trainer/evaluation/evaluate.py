@@ -237,7 +237,7 @@ class _Evaluator:
         rows = self._read(dataset, ids)
         batch = self._collate(rows, ids)
         if features is not None:
-            batch = replace(batch, of_step=StepFeatures(features, index * batch_size))
+            batch = replace(batch, step_features=StepFeatures(features, index * batch_size))
         sums = self.objective(self.model, batch.to(self.model.device))
         self.heartbeat()
         return _BatchResult(
