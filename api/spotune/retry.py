@@ -134,7 +134,7 @@ def failures_without_progress(failures: Sequence[Failure]) -> list[Failure]:
 def _after_out_of_memory(last: Failure, *, can_use_less_memory: bool) -> Retry | GiveUp:
     if can_use_less_memory:
         return Retry(0.0, use_less_memory=True)
-    what = f"out of memory at step {last.step} with the smallest micro-batch that the job allows"
+    what = f"out of memory at step {last.step} with the smallest batch that the job allows"
     remedy = (
         "use more workers, a higher execution.zeroStage, gradientCheckpointing: true, a smaller dataset.maxLength, "
         "with execution.reproducible a smaller microBatchSize, or a smaller batch in training.config"

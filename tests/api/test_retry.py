@@ -113,7 +113,7 @@ def test_out_of_memory_with_one_sample_is_given_up_with_what_to_do() -> None:
     assert isinstance(decision, GiveUp)
     assert decision.exit_code == 20
     assert decision.reason.startswith(
-        "out of memory at step 5 with the smallest micro-batch that the job allows: use more workers"
+        "out of memory at step 5 with the smallest batch that the job allows: use more workers"
     )
     assert decision.reason.endswith(": CUDA out of memory")
 

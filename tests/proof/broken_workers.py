@@ -17,7 +17,13 @@ import numpy as np
 
 from spotune_trainer.checkpoint import async_checkpointer, writer
 from spotune_trainer.checkpoint.fragment import MASTER
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn, file_label, open_checkpoint
+from spotune_trainer.checkpoint.layout import (
+    Checkpoint,
+    CheckpointName,
+    UnusableCheckpoint,
+    file_label,
+    open_checkpoint,
+)
 from spotune_trainer.checkpoint.memory.peer_connection import PeerConnection
 from spotune_trainer.checkpoint.memory.segment import LABEL_BYTES, Label, Segment
 from spotune_trainer.checkpoint.reader import CheckpointReader
@@ -171,7 +177,7 @@ class TrustingWorker(Worker):
     """Believes that a checkpoint holds what its manifest says."""
 
     def restore(self) -> None:
-        def load_unverified(checkpoint: Checkpoint | Torn) -> RestoredBytes:
+        def load_unverified(checkpoint: Checkpoint | UnusableCheckpoint) -> RestoredBytes:
             assert isinstance(checkpoint, Checkpoint)
             CheckpointReader(checkpoint).restore(zero_state.fragments_to_load(self.context.engine))
             return RestoredBytes()

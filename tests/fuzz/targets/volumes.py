@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from spotune.errors import JobError
 from spotune_trainer.checkpoint.catalogue import list_entries
 from spotune_trainer.checkpoint.generations import choose_checkpoint, surviving_steps
-from spotune_trainer.checkpoint.layout import MANIFEST, Checkpoint, Torn, open_checkpoint
+from spotune_trainer.checkpoint.layout import MANIFEST, Checkpoint, UnusableCheckpoint, open_checkpoint
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError, read_parameters, verify
 from spotune_trainer.files import UnreadableFileError, read_json, reading
 from spotune_trainer.job_directory.job import has_finished, is_trained, job_of
@@ -113,7 +113,7 @@ def read_checkpoint(content: tuple[bytes | None, bytes | None]) -> None:
         try:
             choose_checkpoint(directory)
         except JobError:
-            assert isinstance(found, Torn)
+            assert isinstance(found, UnusableCheckpoint)
             assert found.is_newer
         if not isinstance(found, Checkpoint):
             assert found.reason

@@ -20,7 +20,7 @@ from spotune_trainer.bucket.checkpoints import list_checkpoint_files, refresh
 from spotune_trainer.bucket.client import Bucket, BucketError
 from spotune_trainer.checkpoint import async_checkpointer
 from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer
-from spotune_trainer.checkpoint.generations import ResumeChoice, choose_checkpoint, claim, list_generations
+from spotune_trainer.checkpoint.generations import ResumeChoice, choose_checkpoint, claim, list_generations, withdraw
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError, fetch, read_parameters
 from spotune_trainer.checkpoint.restore import RestoredBytes
@@ -232,6 +232,19 @@ def test_a_manifest_that_was_written_while_the_next_generation_started_does_not_
     assert checkpoint.name == CheckpointName(5, 1)
 
 
+def test_a_withdrawn_claim_takes_nothing_out_of_the_lineage(machines: Machines) -> None:
+    worker, driver = machines.new(), machines.new()
+    claim(worker, None)
+    commit(checkpointers([worker]), 10)
+    generation = claim(driver, None)
+    assert machines.choice()[1].checkpoint is None
+    withdraw(driver, generation)
+    assert list_generations(driver) == []
+    checkpoint = machines.choice()[1].checkpoint
+    assert checkpoint is not None
+    assert checkpoint.name == CheckpointName(10, 1)
+
+
 def test_racing_processes_on_several_machines_claim_every_number_once(machines: Machines) -> None:
     directories = [machines.new() for _ in range(2)]
     commands = [[sys.executable, "-c", CLAIM, str(each.root)] for each in directories]
@@ -287,7 +300,7 @@ def test_a_torn_object_is_skipped_and_a_changed_one_is_found_corrupt(machines: M
     assert content is not None
     bucket.write("checkpoints/step-00000010.gen-1/rank-00000.safetensors", content[:-4] + b"flip")
     directory, choice = machines.choice()
-    assert [str(torn.name) for torn in choice.skipped] == ["step-00000015.gen-1"]
+    assert [str(each.name) for each in choice.skipped] == ["step-00000015.gen-1"]
     assert choice.checkpoint is not None
     with pytest.raises(
         CorruptCheckpointError, match=r"step-00000010\.gen-1 is corrupt: .* in the bucket does not have"

@@ -10,7 +10,7 @@ import pytest
 
 from spotune.job import BestSpec
 from spotune_trainer import files
-from spotune_trainer.checkpoint.best import BestCheckpoint, NoBestCheckpoint, find_best_checkpoint
+from spotune_trainer.checkpoint.best import BestCheckpoint, find_best_checkpoint
 from spotune_trainer.checkpoint.evaluations import Evaluation, best_evaluation
 from spotune_trainer.checkpoint.generations import claim
 from spotune_trainer.checkpoint.layout import MANIFEST, Checkpoint, CheckpointName, list_checkpoints
@@ -95,8 +95,8 @@ def test_a_damaged_manifest_does_not_stop_the_pruning(directory: JobDirectory) -
 
 def test_the_best_checkpoint_is_found(directory: JobDirectory) -> None:
     found = find_best_checkpoint(directory, history(*LOSSES), BEST)
-    assert isinstance(found, BestCheckpoint)
-    assert (found.checkpoint.name.step, found.evaluation.loss, found.unusable) == (10, 2.0, ())
+    assert found.checkpoint is not None
+    assert (found.checkpoint.name.step, found.unusable) == (10, ())
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_the_next_best_is_found_with_the_reason_if_the_best_is_unusable(
     else:
         path.write_bytes(content[:-9] if damage == "torn" else content[:-9] + bytes(9))
     found = find_best_checkpoint(directory, history(*LOSSES), BEST)
-    assert isinstance(found, BestCheckpoint)
+    assert found.checkpoint is not None
     assert found.checkpoint.name.step == 20
     assert found.unusable[0].startswith(reason)
 
@@ -127,15 +127,15 @@ def test_checkpoints_of_a_lost_generation_are_not_the_best(directory: JobDirecto
     """Generation 2 started from step 5 and repeated step 10: only its own checkpoint of that step counts."""
     claim(directory, CheckpointName(5, 1))
     found = find_best_checkpoint(directory, history(5, 10), BEST)
-    assert isinstance(found, BestCheckpoint)
+    assert found.checkpoint is not None
     assert found.checkpoint.name == CheckpointName(5, 1)
     again = commit_checkpoint(directory, 10, 2, evaluations=history(5, 10))
     found = find_best_checkpoint(directory, history(5, 10), BEST)
-    assert isinstance(found, BestCheckpoint)
+    assert found.checkpoint is not None
     assert found.checkpoint.name == again
 
 
 def test_nothing_is_found_without_a_value_or_without_a_checkpoint(directory: JobDirectory) -> None:
-    assert find_best_checkpoint(directory, (Evaluation(10, 100, None),), BEST) == NoBestCheckpoint(())
+    assert find_best_checkpoint(directory, (Evaluation(10, 100, None),), BEST) == BestCheckpoint(None, ())
     reason = "the checkpoint of step 12 is not kept"
-    assert find_best_checkpoint(directory, (Evaluation(12, 100, 1.0),), BEST) == NoBestCheckpoint((reason,))
+    assert find_best_checkpoint(directory, (Evaluation(12, 100, 1.0),), BEST) == BestCheckpoint(None, (reason,))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -164,9 +165,15 @@ def test_best_is_the_first_of_equal_values_whatever_min_delta_is() -> None:
 
 
 def test_history_survives_json() -> None:
-    history = (Evaluation.of(10, 20, math.nan, {"exactMatch": None, "bleu": 0.1 + 0.2}), *losses(1 / 3))
+    history = (
+        Evaluation.of(10, 20, math.nan, {"exactMatch": None, "bleu": 0.1 + 0.2}),
+        *losses(1 / 3),
+        Evaluation.of(20, 20, 0.5, {}, {"sql": {"loss": 0.2, "exactMatch": 1.0}, "chat": {"loss": math.nan}}),
+    )
     stored = json.loads(json.dumps([each.to_json() for each in history], allow_nan=False))
     assert tuple(map(Evaluation.from_json, stored)) == history
+    assert ["bySource" in each for each in stored] == [False, False, True], "checkpoints of older versions have none"
+    assert stored[2]["bySource"] == {"sql": {"loss": 0.2, "exactMatch": 1.0}, "chat": {"loss": None}}
 
 
 ACCURACY = "arc_easy/acc"
@@ -185,12 +192,12 @@ def by_accuracy(patience: int) -> EvaluationSpec:
 
 
 def test_evaluations_of_data_and_of_tasks_at_one_step_are_one_evaluation() -> None:
-    [of_data] = losses(2.0)
+    of_data = Evaluation.of(10, TOTAL, 2.0, {}, {"sql": {"loss": 2.0}})
     for history in ((of_data, of_tasks(10, 0.5)), (of_tasks(10, 0.5), of_data)):
         combined: tuple[Evaluation, ...] = ()
         for each in history:
             combined = with_evaluation(combined, each)
-        assert combined == (Evaluation(10, TOTAL, 2.0, {ACCURACY: 0.5}),)
+        assert combined == (replace(of_data, scores={ACCURACY: 0.5}),)
     assert Evaluation.from_json(json.loads(json.dumps(of_tasks(10, 0.5).to_json()))) == of_tasks(10, 0.5)
 
 

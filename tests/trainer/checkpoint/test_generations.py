@@ -20,6 +20,7 @@ from spotune_trainer.checkpoint.generations import (
     latest_generation,
     list_generations,
     surviving_steps,
+    withdraw,
 )
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -71,6 +72,19 @@ def test_an_interrupted_claim_is_no_generation(directory: JobDirectory) -> None:
     (directory.generations / ".claim-1234abcd").mkdir()
     assert latest_generation(directory) == 1
     assert claim(directory, None).number == 2
+
+
+def test_a_withdrawn_claim_takes_nothing_out_of_the_lineage(directory: JobDirectory) -> None:
+    claim(directory, None)
+    first = commit_checkpoint(directory, 10, 1)
+    generation = claim(directory, first)
+    commit_checkpoint(directory, 20, 1)
+    assert chosen(directory) == "step-00000010.gen-1"
+    withdraw(directory, generation)
+    assert chosen(directory) == "step-00000020.gen-1"
+    assert not is_superseded(directory, 1)
+    assert not list(directory.generations.glob(".claim*"))
+    assert claim(directory, CheckpointName(20, 1)).number == 2
 
 
 def test_a_generation_records_what_it_started_from(directory: JobDirectory) -> None:
@@ -141,8 +155,8 @@ def test_torn_checkpoints_are_skipped_with_their_reasons(directory: JobDirectory
     choice = choose_checkpoint(directory)
     assert choice.checkpoint is not None
     assert choice.checkpoint.name == CheckpointName(10, 1)
-    assert [torn.name.step for torn in choice.skipped] == [40, 30, 20], "an uncommitted one is not reported"
-    reasons = [torn.reason for torn in choice.skipped]
+    assert [each.name.step for each in choice.skipped] == [40, 30, 20], "an uncommitted one is not reported"
+    reasons = [each.reason for each in choice.skipped]
     assert "is not valid JSON" in reasons[0]
     assert reasons[1] == "manifest of format 0, this version reads format 1"
     assert reasons[2] == "rank-00000.safetensors is missing"

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from spotune_trainer.checkpoint.layout import MANIFEST, Checkpoint, Torn, open_checkpoint
+from spotune_trainer.checkpoint.layout import MANIFEST, Checkpoint, UnusableCheckpoint, open_checkpoint
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError, read_parameters
 from spotune_trainer.job_directory.layout import JobDirectory
 from tests.trainer.support.checkpoints import commit_checkpoint
 
 
-def edited(folder: Path, **changes: Any) -> Checkpoint | Torn:
+def edited(folder: Path, **changes: Any) -> Checkpoint | UnusableCheckpoint:
     directory = JobDirectory(folder)
     path = directory.checkpoints / str(commit_checkpoint(directory, 10, 1))
     manifest = json.loads((path / MANIFEST).read_text())
@@ -36,7 +36,7 @@ def edited(folder: Path, **changes: Any) -> Checkpoint | Torn:
 )
 def test_edited_manifest_is_torn(tmp_path: Path, changes: dict[str, Any]) -> None:
     found = edited(tmp_path, **changes)
-    assert isinstance(found, Torn)
+    assert isinstance(found, UnusableCheckpoint)
     assert found.reason.startswith("not a manifest")
     assert not found.is_newer
 
@@ -52,7 +52,7 @@ def test_manifest_of_a_newer_version_is_told_from_a_damaged_one(
     tmp_path: Path, changes: dict[str, Any], reason: str
 ) -> None:
     found = edited(tmp_path, **changes)
-    assert isinstance(found, Torn)
+    assert isinstance(found, UnusableCheckpoint)
     assert (found.is_newer, found.reason) == (True, reason)
 
 

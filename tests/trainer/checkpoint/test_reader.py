@@ -5,24 +5,31 @@ from __future__ import annotations
 import json
 import pickle
 import struct
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from spotune.errors import InfrastructureError
+from spotune.job import TrainingSpec
 from spotune.retry import FailureCause
-from spotune_trainer.checkpoint.layout import Checkpoint, open_checkpoint
+from spotune_trainer.checkpoint.fragment import EMA, MASTER, SCHEDULE_FREE_BASE, Fragment
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, open_checkpoint
 from spotune_trainer.checkpoint.reader import (
     CheckpointReader,
     CorruptCheckpointError,
     UnreadableCheckpointError,
+    read_ema,
     read_parameters,
+    read_trained_weights,
     verify,
 )
+from spotune_trainer.checkpoint.writer import commit, write_fragments
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.failures import describe
-from tests.trainer.support.checkpoints import commit_checkpoint
+from tests.trainer.support.checkpoints import commit_checkpoint, make_manifest
 
 FILE = "rank-00000.safetensors"
 
@@ -113,3 +120,19 @@ def test_lack_of_memory_is_not_taken_for_damage(checkpoint: Checkpoint, monkeypa
     monkeypatch.setattr("os.pread", allocate)
     with pytest.raises(MemoryError):
         CheckpointReader(checkpoint)
+
+
+def test_each_tensor_that_is_read_is_progress(tmp_path: Path) -> None:
+    """Of a slow volume, all of them together may take longer than `retry.hangTimeout`."""
+    directory, name = JobDirectory(tmp_path), CheckpointName(1, 1)
+    states = {state: torch.zeros(3) for state in (MASTER, SCHEDULE_FREE_BASE, EMA)}
+    write_fragments(directory.checkpoints / str(name), 0, [Fragment("bias", 0, states)])
+    commit(directory, name, 1, lambda entries: replace(make_manifest(name, entries), parameters={"bias": (3,)}))
+    found = open_checkpoint(directory.checkpoints / str(name))
+    assert isinstance(found, Checkpoint)
+    training = TrainingSpec(epochs=1, optimizer="schedule_free_adamw", scheduler="constant")
+    beats = Mock()
+    read_trained_weights(found, training, beats)
+    assert beats.call_count == 2, "averages are computed from two states"
+    read_ema(found, beats)
+    assert beats.call_count == 3

@@ -49,6 +49,12 @@ Root Cause (first observed failure):
             "training.command: torchrun ran out of memory: RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED",
         ),
         (
+            "[rank1]: torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+            1,
+            FailureCause.INFRASTRUCTURE,
+            "training.command: torchrun met a fault of the hardware: torch.AcceleratorError: CUDA error: uncorrectable",
+        ),
+        (
             "[rank1]: RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:41234",
             1,
             FailureCause.COMMUNICATION,
@@ -84,6 +90,7 @@ Root Cause (first observed failure):
     ids=[
         "memory",
         "memory of cuBLAS",
+        "hardware",
         "peer",
         "program",
         "name with dist",

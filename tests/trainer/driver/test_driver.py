@@ -14,10 +14,11 @@ from spotune.errors import InfrastructureError, JobError, SpotuneError, StoppedE
 from spotune.plan.execution import MinimumPlan, resolve_minimum
 from spotune.retry import FailureCause
 from spotune_trainer import files
-from spotune_trainer.checkpoint.generations import claim
+from spotune_trainer.checkpoint.generations import Generation, claim
 from spotune_trainer.checkpoint.layout import MANIFEST, CheckpointName
+from spotune_trainer.checkpoint.writer import prune
+from spotune_trainer.driver import claiming, planning
 from spotune_trainer.driver import driver as driver_module
-from spotune_trainer.driver import planning
 from spotune_trainer.driver.__main__ import run_attempt
 from spotune_trainer.driver.driver import Driver
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -108,6 +109,26 @@ def test_a_commit_that_comes_during_the_plan_is_where_the_next_group_starts(
     assert [task.restore for task in cluster.tasks] == [None, "step-00000008.gen-1"]
 
 
+def test_a_commit_that_comes_just_before_the_claim_is_where_the_next_group_starts(
+    runs: Runs, directory: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As above, after the driver has looked for the last time."""
+    cluster = SimulatedCluster([ScriptedGroup(LOST, last_step=5, commits=[4]), ScriptedGroup(TRAINED, last_step=10)])
+    claims = count(1)
+
+    def claim_late(directory: JobDirectory, restored: CheckpointName | None) -> Generation:
+        if next(claims) == 2:
+            commit_checkpoint(directory, 8, 1)
+            assert prune(directory, 1, keep=1) == ["step-00000004.gen-1"]
+        return claim(directory, restored)
+
+    monkeypatch.setattr(claiming, "claim", claim_late)
+    driver = make_driver(runs, directory, cluster)
+    driver.run()
+    assert [(task.generation, task.restore) for task in cluster.tasks] == [(1, None), (2, "step-00000008.gen-1")]
+    assert [record["generation"] for record in events(driver, "generation-started")] == [1, 2]
+
+
 def test_failures_without_a_new_step_back_off_up_to_the_maximum(runs: Runs, directory: JobDirectory) -> None:
     cluster = SimulatedCluster([*[ScriptedGroup(LOST)] * 5, ScriptedGroup(TRAINED, last_step=10)])
     make_driver(runs, directory, cluster, backoff={"initial": "10s", "max": "30s"}).run()
@@ -157,6 +178,25 @@ def test_out_of_memory_halves_the_micro_batch_and_records_it(runs: Runs, directo
     assert plan["requested"]["microBatchSize"] == 4
 
 
+def test_out_of_memory_in_the_evaluation_halves_its_batch_and_later_drivers_know(
+    runs: Runs, directory: JobDirectory
+) -> None:
+    failed = ScriptedGroup(replace(OUT_OF_MEMORY, evaluation_batch=16), last_step=3)
+    cluster = SimulatedCluster([failed, ScriptedGroup(Stopped())])
+    with pytest.raises(StoppedError):
+        make_driver(runs, directory, cluster, reproducible="worldSize").run()
+    cluster.groups.append(ScriptedGroup(TRAINED, last_step=10))
+    make_driver(runs, directory, cluster, reproducible="worldSize").run()
+    found = [(task.plan["microBatchSize"], task.plan["evaluationBatchLimit"]) for task in cluster.tasks]
+    assert found == [(4, None), (4, 8), (4, 8)]
+
+
+def test_out_of_memory_in_the_evaluation_of_one_sample_is_a_job_error(runs: Runs, directory: JobDirectory) -> None:
+    groups = [ScriptedGroup(replace(OUT_OF_MEMORY, evaluation_batch=1), last_step=3)]
+    with pytest.raises(JobError, match="out of memory at step 3 with the smallest batch"):
+        make_driver(runs, directory, SimulatedCluster(groups)).run()
+
+
 def test_out_of_memory_disables_optional_buffers_before_halving_micro_batch(
     runs: Runs, directory: JobDirectory
 ) -> None:
@@ -180,7 +220,7 @@ def test_out_of_memory_disables_optional_buffers_before_halving_micro_batch(
 
 def test_out_of_memory_with_a_micro_batch_of_one_is_a_job_error(runs: Runs, directory: JobDirectory) -> None:
     driver = make_driver(runs, directory, SimulatedCluster([ScriptedGroup(OUT_OF_MEMORY)] * 3))
-    with pytest.raises(JobError, match="out of memory at step 0 with the smallest micro-batch"):
+    with pytest.raises(JobError, match="out of memory at step 0 with the smallest batch"):
         driver.run()
 
 

@@ -77,8 +77,8 @@ def test_offloading_turns_off_spare_memory_settings() -> None:
 
 def test_less_memory_turns_off_whole_gradients_then_gathered_layers_then_halves_the_micro_batch() -> None:
     plan, seen = replace(SPARING, micro_batch_size=3), []
-    while plan.can_use_less_memory:
-        plan = plan.use_less_memory(step=5)
+    while (less := plan.use_less_memory(step=5)) != plan:
+        plan = less
         seen.append((plan.whole_gradients, plan.gathered_layers, plan.micro_batch_size))
     assert seen == [(False, 2, 3), (False, 0, 3), (False, 0, 1)]
     changed = [set(change) - {"step"} for change in plan.changes]
@@ -86,7 +86,22 @@ def test_less_memory_turns_off_whole_gradients_then_gathered_layers_then_halves_
 
 
 def test_evaluation_batch_is_four_micro_batches_or_one_with_gathered_layers() -> None:
-    assert (PLAN.evaluation_batch_size, SPARING.evaluation_batch_size) == (32, 8)
+    assert (PLAN.evaluation_batch_size(0), SPARING.evaluation_batch_size(0)) == (32, 8)
+    assert PLAN.evaluation_batch_size(48) == 48, "as the job asks for"
+
+
+def test_less_memory_in_the_evaluation_halves_its_batch_and_leaves_the_training_as_it_is() -> None:
+    plan = PLAN.use_less_memory(step=5, evaluation_batch=48)
+    assert [plan.evaluation_batch_size(asked) for asked in (0, 48, 12)] == [24, 24, 12]
+    assert plan.changes == ({"step": 5, "evaluationBatchLimit": [None, 24]},)
+    assert RunPlan.from_json(plan.to_json()) == plan
+    assert PLAN.use_less_memory(step=5, evaluation_batch=1) == PLAN
+
+
+def test_less_memory_in_the_evaluation_of_one_sample_turns_off_spare_memory_settings() -> None:
+    plan = SPARING.use_less_memory(step=5, evaluation_batch=1).use_less_memory(step=6, evaluation_batch=1)
+    assert (plan.whole_gradients, plan.gathered_layers, plan.micro_batch_size) == (False, 0, SPARING.micro_batch_size)
+    assert plan.use_less_memory(step=7, evaluation_batch=1) == plan
 
 
 def test_an_adaptation_is_not_undone_by_the_same_request() -> None:
@@ -130,8 +145,9 @@ KEEPING = replace(PLAN, gradient_checkpointing=True, kept_layers=3, micro_batch_
 def test_fewer_layers_are_kept_after_a_worker_ran_out_of_memory() -> None:
     plan = KEEPING.use_less_memory(step=5)
     assert (plan.kept_layers, plan.micro_batch_size) == (1, 1)
-    assert plan.use_less_memory(step=6).kept_layers == 0
-    assert not plan.use_less_memory(step=6).can_use_less_memory
+    least = plan.use_less_memory(step=6)
+    assert least.kept_layers == 0
+    assert least.use_less_memory(step=7) == least
 
 
 def test_a_restart_keeps_the_layers_of_the_plan_and_an_edit_recomputes_all() -> None:

@@ -11,7 +11,7 @@ from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import surviving_steps
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.observability.tracking.tracker import evaluation_point
-from tests.trainer.support.runs import Layout, Runs, sample_hashes, train_generation, write_shards
+from tests.trainer.support.runs import Layout, Runs, committed, sample_hashes, train_generation, write_shards
 
 pytestmark = pytest.mark.slow
 
@@ -70,6 +70,8 @@ def test_evaluation_of_each_source_is_that_of_the_exported_checkpoint(runs: Runs
     events = [event for event in files.read_lines(directory.generation_logs(1).events) if event["event"] == "evaluated"]
     assert summary["exportStep"] == 4 < summary["steps"]
     assert summary["evalBySource"] == events[0]["evalBySource"] != events[1]["evalBySource"]
+    history = committed(directory, 4).manifest.evaluations
+    assert [each.by_source for each in history] == [summary["evalBySource"]], "it needs no log of an earlier group"
     progress = files.read_json(directory.generation_logs(1).progress)
     assert progress is not None
     assert progress["evalBySource"] == summary["evalBySource"]

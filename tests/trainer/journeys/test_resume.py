@@ -195,7 +195,7 @@ def test_truncated_checkpoint_is_skipped_with_its_reason(runs: Runs) -> None:
     choice = choose_checkpoint(directory)
     assert choice.checkpoint is not None
     assert str(choice.checkpoint.name) == "step-00000005.gen-1"
-    reasons = [(str(torn.name), torn.reason) for torn in choice.skipped]
+    reasons = [(str(each.name), each.reason) for each in choice.skipped]
     text = f"rank-00001.safetensors has {size - 100} bytes, its manifest records {size}"
     assert reasons == [("step-00000010.gen-1", text)]
     train_generation(directory, runs.job(), Layout(2, 2))

@@ -55,7 +55,7 @@ def batches_of_step(model: Model, objective: Embedding, texts: int) -> list[Batc
     ]
     batches = [collate(rows[start : start + BATCH], "causal", 0) for start in range(0, SAMPLES, BATCH)]
     values = torch.cat([objective.features(model, batch) for batch in batches])
-    return [replace(batch, of_step=StepFeatures(values, index * BATCH)) for index, batch in enumerate(batches)]
+    return [replace(batch, step_features=StepFeatures(values, index * BATCH)) for index, batch in enumerate(batches)]
 
 
 @pytest.mark.parametrize("texts", [2, 3], ids=["pairs", "with negatives"])

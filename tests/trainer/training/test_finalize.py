@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from itertools import count
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import torch
 
 from spotune_trainer import files
 from spotune_trainer.checkpoint.reader import read_parameters
 from spotune_trainer.data.schedule import SampleSchedule
+from spotune_trainer.job_directory.run_plan import RunPlan
+from spotune_trainer.training import finalize
+from spotune_trainer.training.failures import EvaluationMemoryError
 from spotune_trainer.training.finalize import summarize_steps
 from spotune_trainer.training.worker import TrainResult, Worker
 from tests.trainer.support.runs import Layout, Runs, committed, train_generation
@@ -62,6 +68,24 @@ def test_rates_count_the_wait_for_data_but_no_evaluation_and_no_checkpoint() -> 
     assert summary["mfu"] == pytest.approx(0.4), "of an older line, the whole time counts"
 
 
+@pytest.mark.parametrize(("asked", "limit", "tried"), [(0, None, 16), (48, None, 48), (48, 8, 8)])
+def test_evaluation_that_runs_out_of_memory_says_so(
+    monkeypatch: pytest.MonkeyPatch, asked: int, limit: int | None, tried: int
+) -> None:
+    def out_of_memory(*_: object, batch_size: int, **__: object) -> None:
+        assert batch_size == tried
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(finalize, "evaluate", out_of_memory)
+    monkeypatch.setattr(finalize, "evaluation_weights", nullcontext)
+    context = MagicMock()
+    context.plan = RunPlan(1, "", 0, 4, False, "", {}, evaluation_batch_limit=limit)  # micro-batches of 4
+    context.job.spec.training.evaluation.batch_size = asked
+    with pytest.raises(EvaluationMemoryError) as raised:
+        finalize.run_evaluation(context, 3)
+    assert raised.value.batch_size == tried
+
+
 def test_without_a_finite_loss_there_is_no_mean_loss() -> None:
     assert summarize_steps([record(1, loss=None), record(2)], SCHEDULE)["trainLoss"] == 2.0
     assert summarize_steps([record(1, loss=None)], SCHEDULE)["trainLoss"] is None
@@ -74,4 +98,5 @@ def test_an_export_that_makes_progress_is_no_hang(runs: Runs) -> None:
     result = train_generation(directory, job, Layout(1, 0), CountsHeartbeats)
     beats = files.read_json(directory.root / "beats.json")
     assert beats is not None
-    assert beats["count"] > len(read_parameters(committed(directory, result.summary["steps"])))
+    read = len(read_parameters(committed(directory, result.summary["steps"])))
+    assert beats["count"] > 2 * read, "for each tensor, as it is read and as it is exported"

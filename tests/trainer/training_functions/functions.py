@@ -71,6 +71,10 @@ def raises(config: dict[str, Any]) -> None:
     raise ValueError("the learning rate is a word")
 
 
+def meets_a_bad_gpu(config: dict[str, Any]) -> None:
+    raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+
 def asks_for_ray_data(config: dict[str, Any]) -> None:
     ray.train.get_dataset_shard("train")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,13 @@ from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
 from spotune_trainer.job_directory.layout import GenerationLogs
-from spotune_trainer.training.failures import classify, describe, record_failure
+from spotune_trainer.training.failures import (
+    EvaluationMemoryError,
+    classify,
+    describe,
+    evaluating,
+    record_failure,
+)
 from spotune_trainer.training.task import RankExit, RankResult
 from spotune_trainer.worker_group.result import (
     CorruptCheckpoint,
@@ -51,6 +58,21 @@ def logs(tmp_path: Path) -> GenerationLogs:
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), OOM),
         (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), OOM),
         (torch.AcceleratorError("CUDA error: out of memory"), OOM),
+        (torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered"), FailureCause.INFRASTRUCTURE),
+        (
+            RuntimeError("CUDA error: uncorrectable NVLink error detected during the execution"),
+            FailureCause.INFRASTRUCTURE,
+        ),
+        (
+            torch.AcceleratorError("CUDA error: CUDA-capable device(s) is/are busy or unavailable"),
+            FailureCause.INFRASTRUCTURE,
+        ),
+        (
+            distributed.DistBackendError("Last error: Cuda failure 214 'uncorrectable ECC error encountered'"),
+            FailureCause.INFRASTRUCTURE,
+        ),
+        (torch.AcceleratorError("CUDA error: unspecified launch failure"), FailureCause.APP_ERROR),
+        (ValueError("uncorrectable ECC error is the title of this row"), FailureCause.APP_ERROR),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), FailureCause.APP_ERROR),
         (ValueError("CUDA out of memory is the title of this row"), FailureCause.APP_ERROR),
         (OSError(116, "Stale file handle"), FailureCause.INFRASTRUCTURE),
@@ -109,6 +131,23 @@ def test_out_of_memory_takes_precedence_over_every_other_cause(logs: GenerationL
         logs, {0: KeyError("x"), 1: torch.OutOfMemoryError("CUDA out of memory")}, {2: "ActorDiedError"}
     )
     assert result == Failed(FailureCause.OUT_OF_MEMORY, "rank 1: OutOfMemoryError: CUDA out of memory")
+
+
+def test_out_of_memory_in_the_evaluation_says_how_many_samples_did_not_fit(logs: GenerationLogs) -> None:
+    with pytest.raises(EvaluationMemoryError) as raised, evaluating(16):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    result = classified(logs, {0: pickle.loads(pickle.dumps(raised.value)), 1: GLOO})
+    assert result == Failed(
+        OOM,
+        "rank 0: the evaluation of 16 samples at once ran out of memory; the next worker group evaluates 8: "
+        "OutOfMemoryError: CUDA out of memory",
+        evaluation_batch=16,
+    )
+
+
+def test_other_errors_of_the_evaluation_stay_what_they_are() -> None:
+    with pytest.raises(KeyError), evaluating(16):
+        raise KeyError("label")
 
 
 def test_worker_killed_by_the_memory_monitor_of_ray_is_out_of_memory(logs: GenerationLogs) -> None:

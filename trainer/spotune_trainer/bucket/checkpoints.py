@@ -44,7 +44,7 @@ def refresh(bucket: Bucket, directory: JobDirectory) -> dict[str, dict[str, int]
     listed = list_checkpoint_files(bucket)
     committed = {name: sizes for name, sizes in listed.items() if _MANIFEST in sizes}
     for name, sizes in committed.items():
-        _note(bucket, directory.checkpoints / name, sizes)
+        _fetch_manifest(bucket, directory.checkpoints / name, sizes)
     for manifest in directory.checkpoints.glob(f"*/{_MANIFEST}"):
         if manifest.parent.name not in committed:  # deleted by a later generation on another machine
             manifest.unlink()
@@ -61,12 +61,13 @@ def list_checkpoint_files(bucket: Bucket) -> dict[str, dict[str, int]]:
     return dict(found)
 
 
-def note_checkpoint(bucket: Bucket, folder: Path) -> None:
-    """Learn the manifest and the files of one checkpoint, unless this machine knows them."""
+def fetch_manifest(bucket: Bucket, folder: Path) -> None:
+    """Download the manifest of one checkpoint, if it is committed, with the sizes of its files, unless it is here."""
     if (folder / _MANIFEST).exists():
         return
     prefix = f"{_CHECKPOINTS}/{folder.name}"
-    _note(bucket, folder, {name.removeprefix(f"{prefix}/"): size for name, size in bucket.list(prefix).items()})
+    sizes = {name.removeprefix(f"{prefix}/"): size for name, size in bucket.list(prefix).items()}
+    _fetch_manifest(bucket, folder, sizes)
 
 
 def upload_rank_file(
@@ -113,7 +114,7 @@ def put_manifest(bucket: Bucket, folder: Path, make_manifest: Callable[[], dict[
     name = f"{_CHECKPOINTS}/{folder.name}/{_MANIFEST}"
     if bucket.read(name) is None:
         bucket.create(name, (json.dumps(make_manifest(), indent=2) + "\n").encode())
-    note_checkpoint(bucket, folder)
+    fetch_manifest(bucket, folder)
     manifest: dict[str, Any] | None = files.read_json(folder / _MANIFEST)
     if manifest is None:
         raise BucketError(f"{bucket.url}/{name} was deleted while it was committed")
@@ -124,7 +125,7 @@ def wait_for_manifest(bucket: Bucket, folder: Path, while_waiting: Callable[[], 
     """On a rank that does not write the manifest: wait until the checkpoint is committed, and note that here."""
     while not (folder / _MANIFEST).exists():
         while_waiting()
-        note_checkpoint(bucket, folder)
+        fetch_manifest(bucket, folder)
         time.sleep(_POLL_SECONDS)
 
 
@@ -157,6 +158,11 @@ def claim_generation(
             return number
 
 
+def withdraw_generation(bucket: Bucket, number: int) -> None:
+    """Delete the claim of a generation."""
+    bucket.delete(bucket.list(f"{_GENERATIONS}/{number:07d}"))
+
+
 def newest_generation(bucket: Bucket, after: int = 0) -> int:
     """The highest number of a generation; `after` if there is none above it."""
     names = bucket.list(_GENERATIONS, after=f"{_GENERATIONS}/{after:07d}/~" if after else "")
@@ -176,8 +182,8 @@ def _put_record(folder: Path, file: str, content: bytes) -> None:
             raise
 
 
-def _note(bucket: Bucket, folder: Path, sizes: dict[str, int]) -> None:
-    """Write manifest and sizes of a committed checkpoint to its folder, the manifest last."""
+def _fetch_manifest(bucket: Bucket, folder: Path, sizes: dict[str, int]) -> None:
+    """Write sizes and manifest of a committed checkpoint to its folder, the manifest last."""
     if _MANIFEST not in sizes:
         return
     folder.mkdir(parents=True, exist_ok=True)

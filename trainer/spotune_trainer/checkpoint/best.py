@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from spotune.job import BestSpec
 from spotune_trainer.checkpoint.evaluations import Evaluation, by_value
 from spotune_trainer.checkpoint.generations import in_lineage, list_generations
-from spotune_trainer.checkpoint.layout import Checkpoint, Torn, list_checkpoints
+from spotune_trainer.checkpoint.layout import Checkpoint, UnusableCheckpoint, list_checkpoints
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError, fetch, verify
 from spotune_trainer.job_directory.layout import JobDirectory
 
@@ -18,24 +18,11 @@ class BestCheckpoint:
     """The best checkpoint that is whole.
 
     Attributes:
-        checkpoint: its folder and manifest.
-        evaluation: after its step.
+        checkpoint: its folder and manifest; None if no evaluation with a value has a whole one.
         unusable: why each better evaluation has no usable checkpoint, best first; empty if this is the best one.
     """
 
-    checkpoint: Checkpoint
-    evaluation: Evaluation
-    unusable: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class NoBestCheckpoint:
-    """No evaluation with a value has a whole checkpoint.
-
-    Attributes:
-        unusable: why, for each of them, best first.
-    """
-
+    checkpoint: Checkpoint | None
     unusable: tuple[str, ...]
 
 
@@ -44,7 +31,7 @@ def find_best_checkpoint(
     history: Sequence[Evaluation],
     best: BestSpec,
     heartbeat: Callable[[], None] = lambda: None,
-) -> BestCheckpoint | NoBestCheckpoint:
+) -> BestCheckpoint:
     """The checkpoint of the best evaluation of `history`, with verified checksums.
 
     If it is lost or damaged, the checkpoint of the next best evaluation that still has one, and the reason.
@@ -68,16 +55,16 @@ def find_best_checkpoint(
         problem = _problem(checkpoint, heartbeat)
         if problem is None:
             assert isinstance(checkpoint, Checkpoint)
-            return BestCheckpoint(checkpoint, evaluation, tuple(unusable))
+            return BestCheckpoint(checkpoint, tuple(unusable))
         unusable.append(f"the checkpoint of step {evaluation.step} {problem}")
-    return NoBestCheckpoint(tuple(unusable))
+    return BestCheckpoint(None, tuple(unusable))
 
 
-def _problem(checkpoint: Checkpoint | Torn | None, heartbeat: Callable[[], None]) -> str | None:
+def _problem(checkpoint: Checkpoint | UnusableCheckpoint | None, heartbeat: Callable[[], None]) -> str | None:
     """Why a checkpoint cannot be used; None if its files have the recorded checksums."""
     if checkpoint is None:
         return "is not kept"
-    if isinstance(checkpoint, Torn):
+    if isinstance(checkpoint, UnusableCheckpoint):
         return f"is damaged: {checkpoint.reason}"
     try:
         fetch(checkpoint, heartbeat=heartbeat)

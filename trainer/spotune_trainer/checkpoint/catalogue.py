@@ -10,7 +10,7 @@ from spotune.errors import JobError, UsageError
 from spotune_trainer import files
 from spotune_trainer.checkpoint.evaluations import best_evaluation
 from spotune_trainer.checkpoint.generations import Generation, in_lineage, list_generations
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn, list_checkpoints
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, UnusableCheckpoint, list_checkpoints
 from spotune_trainer.job_directory.job import job_of
 from spotune_trainer.job_directory.layout import JobDirectory
 
@@ -117,8 +117,8 @@ def _best_step(directory: JobDirectory, entries: list[CatalogueEntry]) -> int | 
     return evaluation.step if evaluation else None
 
 
-def _entry(found: Checkpoint | Torn, generations: list[Generation]) -> CatalogueEntry:
-    if isinstance(found, Torn):
+def _entry(found: Checkpoint | UnusableCheckpoint, generations: list[Generation]) -> CatalogueEntry:
+    if isinstance(found, UnusableCheckpoint):
         state = CheckpointState.DAMAGED if found.committed else CheckpointState.UNFINISHED
         return CatalogueEntry(found.name, state, found.reason, None)
     if not in_lineage(found.name, generations):

@@ -26,6 +26,7 @@ class Evaluation:
         loss: None if it was not finite, or if there is none.
         scores: by metric name, without the loss. None if no answer counted, or if the score was not finite.
         has_loss: whether the evaluation data was evaluated; False if only tasks of lm-evaluation-harness were.
+        by_source: loss and scores of each source of a mixture; empty without a mixture, and in older checkpoints.
     """
 
     step: int
@@ -33,11 +34,20 @@ class Evaluation:
     loss: float | None
     scores: Mapping[str, float | None] = field(default_factory=dict)
     has_loss: bool = True
+    by_source: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, step: int, total_steps: int, loss: float, scores: Mapping[str, float | None]) -> Evaluation:
+    def of(
+        cls,
+        step: int,
+        total_steps: int,
+        loss: float,
+        scores: Mapping[str, float | None],
+        by_source: Mapping[str, Mapping[str, float | None]] | None = None,
+    ) -> Evaluation:
         """An evaluation whose values are None where they are not finite, which JSON cannot represent."""
-        return cls(step, total_steps, _finite(loss), {name: _finite(score) for name, score in scores.items()})
+        of_sources = {name: _all_finite(values) for name, values in (by_source or {}).items()}
+        return cls(step, total_steps, _finite(loss), _all_finite(scores), by_source=of_sources)
 
     @classmethod
     def of_tasks(cls, step: int, total_steps: int, scores: Mapping[str, float]) -> Evaluation:
@@ -60,14 +70,16 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         only_tasks = {} if self.has_loss else {"hasLoss": False}
+        by_source = {"bySource": self.by_source} if self.by_source else {}
         values = {"step": self.step, "totalSteps": self.total_steps, "loss": self.loss, "scores": dict(self.scores)}
-        return {**values, **only_tasks}
+        return {**values, **only_tasks, **by_source}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Evaluation:
         """Inverse of `to_json`."""
         has_loss = value.get("hasLoss", True)
-        return cls(value["step"], value["totalSteps"], value["loss"], value["scores"], has_loss)
+        by_source = value.get("bySource", {})
+        return cls(value["step"], value["totalSteps"], value["loss"], value["scores"], has_loss, by_source)
 
 
 def with_evaluation(history: Sequence[Evaluation], evaluation: Evaluation) -> tuple[Evaluation, ...]:
@@ -80,6 +92,7 @@ def with_evaluation(history: Sequence[Evaluation], evaluation: Evaluation) -> tu
             loss=evaluation.loss if evaluation.has_loss else earlier.loss,
             scores={**earlier.scores, **evaluation.scores},
             has_loss=evaluation.has_loss or earlier.has_loss,
+            by_source=evaluation.by_source if evaluation.has_loss else earlier.by_source,
         )
     return tuple(sorted({**by_step, evaluation.step: evaluation}.values(), key=lambda each: each.step))
 
@@ -147,3 +160,7 @@ def describe_early_stop(history: Sequence[Evaluation], settings: EvaluationSpec,
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def _all_finite(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: _finite(value) for name, value in values.items()}

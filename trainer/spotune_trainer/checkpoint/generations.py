@@ -12,23 +12,27 @@ step 10. From then on, whatever generation 1 committed after step 10 is outside 
     generation 1   --- step 10 --- step 20 --- step 30 (zombie)     step 10 counts; 20 and 30 do not
                           |
     generation 2          `------- step 15 --- step 25              both count
+
+A zombie deletes nothing once it sees a later claim. What it deletes before that claim, it replaces by a newer commit,
+so the driver looks for one after its claim, and withdraws the claim if there is one.
 """
 
 from __future__ import annotations
 
 import errno
+import shutil
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spotune.errors import JobError, SupersededError
 from spotune_trainer import files
-from spotune_trainer.bucket.checkpoints import claim_generation, newest_generation
+from spotune_trainer.bucket.checkpoints import claim_generation, newest_generation, withdraw_generation
 from spotune_trainer.bucket.link import bucket_of
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, Torn, list_checkpoints
+from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, UnusableCheckpoint, list_checkpoints
 from spotune_trainer.job_directory.layout import JobDirectory
 
 _RESTORED = "restored.json"
@@ -53,12 +57,12 @@ class ResumeChoice:
 
     Attributes:
         checkpoint: the newest usable checkpoint; None to start from the beginning.
-        skipped: newer committed checkpoints that are torn, newest first.
+        skipped: newer committed checkpoints that are unusable, newest first.
         corrupt: newer ones that an earlier attempt to read them found corrupt, newest first.
     """
 
     checkpoint: Checkpoint | None
-    skipped: tuple[Torn, ...]
+    skipped: tuple[UnusableCheckpoint, ...]
     corrupt: tuple[CheckpointName, ...] = ()
 
     def raise_if_all_are_lost(self) -> None:
@@ -67,7 +71,7 @@ class ResumeChoice:
         Raises:
             JobError: there are committed checkpoints, and none can be used.
         """
-        lost = sorted([*(torn.name for torn in self.skipped), *self.corrupt])
+        lost = sorted([*(unusable.name for unusable in self.skipped), *self.corrupt])
         if self.checkpoint is None and lost:
             raise JobError(
                 f"none of the committed checkpoints can be used: {', '.join(map(str, lost))} (the log has the reasons, "
@@ -127,6 +131,18 @@ def claim(directory: JobDirectory, restored: CheckpointName | None) -> Generatio
         return generation
 
 
+def withdraw(directory: JobDirectory, generation: Generation) -> None:
+    """Undo a claim whose group has not started: what older generations have committed counts again."""
+    bucket = bucket_of(directory)
+    if bucket is not None:
+        withdraw_generation(bucket, generation.number)
+    folder = directory.generations / f"{generation.number:07d}"
+    draft = folder.with_name(f".claim-{uuid.uuid4().hex[:8]}")
+    folder.rename(draft)
+    files.fsync_directory(directory.generations)
+    shutil.rmtree(draft)
+
+
 def last_logged_step(directory: JobDirectory, generation: int, first_step: int) -> int:
     """The last step that a generation logged; `first_step` if it logged none."""
     path = directory.generation_logs(generation).steps
@@ -147,18 +163,29 @@ def in_lineage(name: CheckpointName, generations: Iterable[Generation]) -> bool:
     return all(later.first_step >= name.step for later in generations if later.number > name.generation)
 
 
-def is_newest(directory: JobDirectory, chosen: Checkpoint | None, corrupt: Iterable[CheckpointName] = ()) -> bool:
+def is_newest(
+    directory: JobDirectory,
+    chosen: Checkpoint | None,
+    corrupt: Iterable[CheckpointName] = (),
+    claimed: Generation | None = None,
+) -> bool:
     """Whether `choose_checkpoint` would still choose this one. Ranks that were given up may have committed meanwhile.
 
     A claim that starts from an older commit than theirs would put theirs out of the lineage, and they may have deleted
     the older one by then.
+
+    Args:
+        directory: the job's folder.
+        chosen: the checkpoint that was chosen.
+        corrupt: as for `choose_checkpoint`.
+        claimed: the generation that starts from `chosen`, if it was claimed already.
     """
-    newest = choose_checkpoint(directory, corrupt).checkpoint
+    newest = _choose(directory, [each for each in list_generations(directory) if each != claimed], corrupt).checkpoint
     return (newest and newest.name) == (chosen and chosen.name)
 
 
 def choose_checkpoint(directory: JobDirectory, corrupt: Iterable[CheckpointName] = ()) -> ResumeChoice:
-    """Choose the newest checkpoint of the lineage that is not torn.
+    """Choose the newest checkpoint of the lineage that can be used.
 
     Args:
         directory: the job's folder.
@@ -167,9 +194,14 @@ def choose_checkpoint(directory: JobDirectory, corrupt: Iterable[CheckpointName]
     Raises:
         JobError: a newer version of spotune has written one that is newer than all that this version can read.
     """
-    generations = list_generations(directory)
+    return _choose(directory, list_generations(directory), corrupt)
+
+
+def _choose(
+    directory: JobDirectory, generations: Sequence[Generation], corrupt: Iterable[CheckpointName]
+) -> ResumeChoice:
     corrupt = set(corrupt)
-    skipped: list[Torn] = []
+    skipped: list[UnusableCheckpoint] = []
     left_out: list[CheckpointName] = []
     for found in reversed(list_checkpoints(directory.checkpoints)):
         if not in_lineage(found.name, generations):

@@ -1,4 +1,4 @@
-"""A checkpoint on the volume: the name of its folder, its files, its manifest, and whether it is whole or torn.
+"""A checkpoint on the volume: the name of its folder, its files, its manifest, and whether it can be used.
 
 `checkpoints/step-00000120.gen-7/` holds a file of fragments and an `.ok` file for each rank of generation 7. The
 manifest is written last (fsync, rename), so a folder without one was never committed. Which of the whole checkpoints
@@ -194,7 +194,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Torn:
+class UnusableCheckpoint:
     """A folder with the name of a checkpoint that cannot be resumed from.
 
     Attributes:
@@ -220,7 +220,7 @@ def rank_ok(rank: int) -> str:
     return f"rank-{rank:05d}.ok"
 
 
-def open_checkpoint(path: Path) -> Checkpoint | Torn:
+def open_checkpoint(path: Path) -> Checkpoint | UnusableCheckpoint:
     """Read a checkpoint's manifest and check the sizes of its files. Checksums are verified when it is restored.
 
     If the storage is a bucket, the sizes are those of the objects.
@@ -229,17 +229,17 @@ def open_checkpoint(path: Path) -> Checkpoint | Torn:
     try:
         value = files.read_json(path / MANIFEST)
         if value is None:
-            return Torn(path, name, "it was never committed (no manifest)", committed=False)
+            return UnusableCheckpoint(path, name, "it was never committed (no manifest)", committed=False)
         manifest = Manifest.from_json(value)
     except ValueError as error:
-        return Torn(path, name, str(error), is_newer=isinstance(error, NewerManifestError))
+        return UnusableCheckpoint(path, name, str(error), is_newer=isinstance(error, NewerManifestError))
     in_bucket = files.read_json(path / BUCKET_FILES)
     for entry in manifest.files:
         size = _size(path / entry.name) if in_bucket is None else in_bucket.get(entry.name)
         if size is None:
-            return Torn(path, name, f"{entry.name} is missing")
+            return UnusableCheckpoint(path, name, f"{entry.name} is missing")
         if size != entry.size:
-            return Torn(path, name, f"{entry.name} has {size} bytes, its manifest records {entry.size}")
+            return UnusableCheckpoint(path, name, f"{entry.name} has {size} bytes, its manifest records {entry.size}")
     return Checkpoint(path, name, manifest)
 
 
@@ -258,6 +258,6 @@ def list_folders(checkpoints: Path) -> list[Path]:
     return sorted(found, key=lambda path: CheckpointName.parse(path.name))
 
 
-def list_checkpoints(checkpoints: Path) -> list[Checkpoint | Torn]:
-    """All checkpoints in the folder `checkpoints`, whole or torn, ascending by step."""
+def list_checkpoints(checkpoints: Path) -> list[Checkpoint | UnusableCheckpoint]:
+    """All checkpoints in the folder `checkpoints`, usable or not, ascending by step."""
     return [open_checkpoint(path) for path in list_folders(checkpoints)]

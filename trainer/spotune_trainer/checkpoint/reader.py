@@ -303,21 +303,23 @@ def read_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return _read_state(checkpoint, MASTER)
 
 
-def read_trained_weights(checkpoint: Checkpoint, training: TrainingSpec) -> dict[str, Tensor]:
+def read_trained_weights(
+    checkpoint: Checkpoint, training: TrainingSpec, heartbeat: Callable[[], None] = lambda: None
+) -> dict[str, Tensor]:
     """The fp32 weights to evaluate and export: the masters or, with schedule-free AdamW, the averages.
 
-    Shapes and errors are those of `read_parameters`.
+    Shapes and errors are those of `read_parameters`. `heartbeat` is called after each tensor that was read.
     """
-    masters = _read_state(checkpoint, MASTER)
+    masters = _read_state(checkpoint, MASTER, heartbeat)
     if training.optimizer != "schedule_free_adamw":
         return masters
-    base = _read_state(checkpoint, SCHEDULE_FREE_BASE)
+    base = _read_state(checkpoint, SCHEDULE_FREE_BASE, heartbeat)
     return {name: schedule_free_average(master, base[name], training.adam_beta1) for name, master in masters.items()}
 
 
-def read_ema(checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """The exponential moving average of every trained weight; otherwise like `read_parameters`."""
-    return _read_state(checkpoint, EMA)
+def read_ema(checkpoint: Checkpoint, heartbeat: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
+    """The exponential moving average of every trained weight; otherwise like `read_trained_weights`."""
+    return _read_state(checkpoint, EMA, heartbeat)
 
 
 def schedule_free_average(master: Tensor, base: Tensor, beta1: float) -> Tensor:
@@ -334,7 +336,7 @@ def schedule_free_average(master: Tensor, base: Tensor, beta1: float) -> Tensor:
     return torch.lerp(master, base, 1 - 1 / beta1)
 
 
-def _read_state(checkpoint: Checkpoint, state: str) -> dict[str, Tensor]:
+def _read_state(checkpoint: Checkpoint, state: str, heartbeat: Callable[[], None] = lambda: None) -> dict[str, Tensor]:
     """A state that has the shape of its parameter, of every trained parameter."""
     reader = CheckpointReader(checkpoint)
     parameters: dict[str, Tensor] = {}
@@ -346,6 +348,7 @@ def _read_state(checkpoint: Checkpoint, state: str) -> dict[str, Tensor]:
         flat = torch.empty(elements, dtype=torch.float32)
         reader.read(name, state, 0, flat)
         parameters[name] = flat.view(shape)
+        heartbeat()
     return parameters
 
 

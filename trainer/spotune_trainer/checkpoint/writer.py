@@ -235,14 +235,17 @@ def prune(
     Deletes the others of this and older generations, including folders that are unfinished or outside of the lineage.
     Deletes nothing that comes after the newest commit of this generation, such as a later generation, or the files of
     ranks that have begun the next commit while rank 0 still completes this one; and nothing before this generation has
-    a commit of its own. If the storage is a bucket, it decides what is deleted, and the copies on this machine follow.
+    a commit of its own, or once a later generation was claimed, whose driver may start from any of them. If the storage
+    is a bucket, it decides what is deleted, and the copies on this machine follow.
     """
     bucket, listed = bucket_of(directory), dict[str, dict[str, int]]()
     if bucket is not None:
         listed = refresh(bucket, directory)
         for name in listed:  # unfinished ones of other machines
             (directory.checkpoints / name).mkdir(parents=True, exist_ok=True)
-    generations = list_generations(directory)
+    generations = list_generations(directory)  # after the commit, for a driver looks for commits after its claim
+    if any(later.number > generation for later in generations):
+        return []
     folders = list_folders(directory.checkpoints)
     names = {path: CheckpointName.parse(path.name) for path in folders}
     own = [name.step for path, name in names.items() if name.generation == generation and (path / MANIFEST).exists()]

@@ -12,7 +12,7 @@ import signal
 from spotune.errors import JobError
 from spotune.retry import FailureCause
 from spotune_trainer.commands.environment import FIELD
-from spotune_trainer.training.failures import ProgramError, is_out_of_memory
+from spotune_trainer.training.failures import ProgramError, is_hardware_error, is_out_of_memory
 
 _FIRST_FAILURE = re.compile(r"Root Cause \(first observed failure\):.*?exitcode\s*: (-?\d+)", re.DOTALL)
 _EXCEPTION = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
@@ -42,6 +42,9 @@ def failure_of(program: str, status: int, output: str) -> Exception:
     own, of_peer = _last_exceptions(output)
     if own and is_out_of_memory(own):
         return ProgramError(FailureCause.OUT_OF_MEMORY, f"{FIELD}: {program} ran out of memory: {own}")
+    for line in filter(None, (own, of_peer)):
+        if is_hardware_error(line):
+            return ProgramError(FailureCause.INFRASTRUCTURE, f"{FIELD}: {program} met a fault of the hardware: {line}")
     if killed_by not in (None, _ABORTED):
         return ProgramError(FailureCause.WORKER_LOST, f"a process of {program} was killed by {killed_by}")
     if own:

@@ -95,7 +95,7 @@ class Batch:
             fields are those of the labelled answers, except ``tokens``, which counts both.
         texts: Texts of each sample, each in a row of its own: those of all samples, then all second ones, and so on.
             1 except for embeddings; ``sample_ids`` are shorter than the other fields by this factor.
-        of_step: What the objective needs to know of all samples of the step; ``None`` if nothing.
+        step_features: What the objective needs to know of all samples of the step; ``None`` if nothing.
         input_lengths: Tokens of each row without padding, ``[batch]``.
         label_lengths: Labels of each row without padding, ``[batch]``.
         loss_tokens: Number of labels that carry loss. For causal language models counted after the shift by one: the
@@ -119,7 +119,7 @@ class Batch:
     desirable: torch.Tensor | None = None
     mismatched: Batch | None = None
     texts: int = 1
-    of_step: StepFeatures | None = None
+    step_features: StepFeatures | None = None
 
     def model_inputs(self) -> dict[str, Any]:
         """Keyword arguments for the model's ``forward``, with labels."""

@@ -21,7 +21,6 @@ from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.checkpoint.generations import (
     choose_checkpoint,
-    claim,
     is_newest,
     is_superseded,
     last_logged_step,
@@ -31,6 +30,7 @@ from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName
 from spotune_trainer.data.datasets import check_local_manifests
 from spotune_trainer.driver.adoption import Adoption
 from spotune_trainer.driver.bucket import DriverBucket
+from spotune_trainer.driver.claiming import claim_from
 from spotune_trainer.driver.planning import memory_copies, peer_copy_rate, plan_run, save_plan, unprepared_sources
 from spotune_trainer.driver.preparation import prepare_sources
 from spotune_trainer.driver.results import write_result
@@ -174,6 +174,8 @@ class Driver:
         if not is_newest(self.directory, choice.checkpoint, self._skipped_checkpoints):
             return False
         task = self._claim(choice.checkpoint, plan, world_size, plan_seconds)
+        if task is None:
+            return False
         return self._finish_group(task, plan, world_size, lambda: self.dependencies.agents.run_group(task, world_size))
 
     def _finish_left_group(self, adoption: Adoption, group: FoundGroup) -> bool:
@@ -251,8 +253,10 @@ class Driver:
             )
         return minimum
 
-    def _claim(self, checkpoint: Checkpoint | None, plan: RunPlan, world_size: int, plan_seconds: float) -> WorkerTask:
-        """Claim the next generation, which starts from `checkpoint`, and record it in the ledger.
+    def _claim(
+        self, checkpoint: Checkpoint | None, plan: RunPlan, world_size: int, plan_seconds: float
+    ) -> WorkerTask | None:
+        """Claim the next generation, which starts from `checkpoint`, and record it in the ledger; None as `claim_from`.
 
         Raises:
             SupersededError: another driver has claimed a generation after the last one of this driver.
@@ -261,15 +265,16 @@ class Driver:
         if last is not None and self._bucket.when_reachable(lambda: is_superseded(self.directory, last)):
             self.ledger.append("superseded", generation=last)
             raise SupersededError(f"another driver of this job has started a generation after {last}")
-        name = checkpoint.name if checkpoint else None
-        step = name.step if name else 0
+        restored, step = (str(checkpoint.name), checkpoint.name.step) if checkpoint else (None, 0)
         lost, lost_seconds = steps_lost_after(self.directory, step), productive_seconds_after(self.directory, step)
-        generation = self._bucket.when_reachable(lambda: claim(self.directory, name))
+        generation = claim_from(self.directory, self._bucket, checkpoint, self._skipped_checkpoints)
+        if generation is None:
+            return None
         self._claimed_generation = generation.number
         self.ledger.append(
             "generation-started",
             generation=generation.number,
-            restoredFrom=str(name) if name else None,
+            restoredFrom=restored,
             step=generation.first_step,
             stepsLost=lost,
             secondsLost=lost_seconds,
@@ -278,12 +283,12 @@ class Driver:
             **plan.layout,
         )
         self.status.start_generation(generation.number, generation.first_step, world_size)
-        start = f"from {name}" if name else "from the beginning"
-        logger.info("generation %d starts %s with %d workers", generation.number, start, world_size)
+        start = restored or "the beginning"
+        logger.info("generation %d starts from %s with %d workers", generation.number, start, world_size)
         return WorkerTask(
             directory=str(self.directory.root),
             generation=generation.number,
-            restore=str(name) if name else None,
+            restore=restored,
             job=self.job.model_dump(mode="json"),
             plan=plan.to_json(),
             seconds_to_preemption=seconds_to_preemption(self.ledger.worker_seconds(), self.ledger.workers_lost()),
@@ -336,18 +341,18 @@ class Driver:
                 self._patience_seconds = 0.0  # the number of slots is known: do not wait for more
             case Yielded():
                 self._wait_as_decided(watch)
-                self._retry(FailureCause.PREEMPTED, f"{watch.yield_reason}; the state is committed", plan, task)
+                self._retry(Failed(FailureCause.PREEMPTED, f"{watch.yield_reason}; the state is committed"), plan, task)
             case Failed(FailureCause.WORKER_LOST, message) if watch.preempted:
                 self._wait_as_decided(watch)
                 early = watch.deadline is not None and time.time() < watch.deadline
-                self._retry(FailureCause.PREEMPTED, message, plan, task, beforeDeadline=early)
+                self._retry(Failed(FailureCause.PREEMPTED, message), plan, task, beforeDeadline=early)
             case Superseded(message):
                 self.ledger.append("superseded", generation=task.generation)
                 raise SupersededError(message)
             case CorruptCheckpoint(checkpoint, message):
                 self._skip_checkpoint(CheckpointName.parse(checkpoint), message)
-            case Failed(cause, message):
-                self._retry(cause, message, plan, task)
+            case Failed():
+                self._retry(result, plan, task)
         return False
 
     def _wait_as_decided(self, watch: NodeWatch) -> None:
@@ -355,21 +360,21 @@ class Driver:
         if watch.decision is not None and watch.decision.choice is not Leave.DEFAULT:
             self._enough, self._patience_seconds = watch.world_size, watch.decision.patience_seconds
 
-    def _retry(self, cause: FailureCause, message: str, plan: RunPlan, task: WorkerTask, **values: Any) -> None:
+    def _retry(self, failed: Failed, plan: RunPlan, task: WorkerTask, **values: Any) -> None:
         """Record the failure with further `values`, and wait for the backoff of the retry policy.
 
         Raises:
             JobError, InfrastructureError: the policy gives up.
         """
         step = self._last_step(task)
-        record = {"cause": str(cause), "message": message, "step": step, **values}
+        record = {"cause": str(failed.cause), "message": failed.message, "step": step, **values}
         self.ledger.append("failure", generation=task.generation, **record)
-        logger.warning("generation %d ended at step %d (%s): %s", task.generation, step, cause, message)
-        self.status.update(Phase.WAITING_FOR_WORKERS, restarts=self.ledger.restarts(), message=message)
+        logger.warning("generation %d ended at step %d (%s): %s", task.generation, step, failed.cause, failed.message)
+        self.status.update(Phase.WAITING_FOR_WORKERS, restarts=self.ledger.restarts(), message=failed.message)
         self._reload_job()
-        decision = retry_after_failure(self.job, self.ledger, plan)
+        decision = retry_after_failure(self.job, self.ledger, plan, failed.evaluation_batch)
         if decision.use_less_memory:
-            save_plan(self.directory, plan.use_less_memory(step))
+            save_plan(self.directory, plan.use_less_memory(step, failed.evaluation_batch))
         deadline = self.dependencies.clock() + decision.after_seconds
         while self.dependencies.clock() < deadline:
             raise_if_stopped(self.directory)

@@ -18,23 +18,25 @@ def raise_if_gpu_hours_are_used(job: FinetuneJob, ledger: Ledger) -> None:
         raise JobError(decision.reason)
 
 
-def retry_after_failure(job: FinetuneJob, ledger: Ledger, plan: RunPlan) -> Retry:
+def retry_after_failure(job: FinetuneJob, ledger: Ledger, plan: RunPlan, evaluation_batch: int | None = None) -> Retry:
     """When and how to retry after the last failure of the ledger.
 
     Args:
         job: as it is now.
         ledger: of the job.
         plan: of the group that failed.
+        evaluation_batch: as for `RunPlan.use_less_memory`.
 
     Raises:
         JobError, InfrastructureError: the policy gives up.
     """
     raise_if_gpu_hours_are_used(job, ledger)
+    keeps_layout = job.spec.execution.reproducible != "none" and evaluation_batch in (None, 1)
     decision = decide(
         ledger.failures_since_change() or ledger.failures()[-1:],  # the job may change meanwhile
         job.spec.retry,
         now=time.time(),
-        can_use_less_memory=plan.can_use_less_memory and job.spec.execution.reproducible == "none",
+        can_use_less_memory=not keeps_layout and plan.use_less_memory(0, evaluation_batch) != plan,
     )
     if isinstance(decision, GiveUp):
         kind = JobError if decision.exit_code == JobError.exit_code else InfrastructureError

@@ -107,6 +107,11 @@ class EvaluationResult:
         """Scores by metric, without those that are None."""
         return {name: score for name, score in self.scores.items() if score is not None}
 
+    @property
+    def values_by_source(self) -> dict[str, dict[str, float]]:
+        """Loss and scores of each source of a mixture; empty without a mixture."""
+        return {name: {"loss": each.loss, **each.defined_scores} for name, each in self.by_source.items()}
+
 
 @dataclass(frozen=True)
 class _BatchResult:
@@ -139,7 +144,7 @@ def evaluate(
         dataset: rows by sample id.
         tokenizer: the model's tokenizer.
         job: its `training.evaluation` and `model.task` are used.
-        batch_size: samples per forward pass, unless the job sets `evaluation.batchSize`.
+        batch_size: samples per forward pass.
         sample_ids: the samples to evaluate on; by default all. `evaluation.samples` limits them to the first ones.
         sources: the samples of each source of a mixture, instead of `sample_ids`; the result then has `by_source`, too.
             `evaluation.samples` limits each source to its first ones.
@@ -164,7 +169,7 @@ def evaluate(
         if not ids:
             raise JobError("dataset.eval: the evaluation set is empty. Set another source, or a larger fraction.")
         counts[name] = len(ids)
-        results[name] = _evaluate_samples(evaluator, dataset, ids, settings.batch_size or batch_size, ranks)
+        results[name] = _evaluate_samples(evaluator, dataset, ids, batch_size, ranks)
     combine = partial(
         _combine,
         metrics=list(evaluator.metrics),
@@ -232,7 +237,7 @@ class _Evaluator:
         rows = self._read(dataset, ids)
         batch = self._collate(rows, ids)
         if features is not None:
-            batch = replace(batch, of_step=StepFeatures(features, index * batch_size))
+            batch = replace(batch, step_features=StepFeatures(features, index * batch_size))
         sums = self.objective(self.model, batch.to(self.model.device))
         self.heartbeat()
         return _BatchResult(

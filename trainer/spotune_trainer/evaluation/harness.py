@@ -74,14 +74,14 @@ def evaluate_export(
         spec: the tasks.
         export: the folder, for `from_pretrained` of transformers.
         device: where the model runs, as PyTorch names it.
-        batch_size: requests per batch, unless the spec has one.
+        batch_size: requests per batch.
         heartbeat: called after forward passes, at most once a second.
 
     Raises:
         JobError: a task fails.
         InfrastructureError: the process was killed.
     """
-    model = {"model": str(export), "device": device, "batchSize": spec.batch_size or batch_size}
+    model = {"model": str(export), "device": device, "batchSize": batch_size}
     with HarnessProcess(spec, {"action": "evaluate", **model}) as process:
         return process.finish(heartbeat)
 

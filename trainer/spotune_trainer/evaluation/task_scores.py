@@ -94,7 +94,7 @@ def score_tasks(
             each module is restored afterwards.
         tokenizer: the model's tokenizer.
         pretrained: whether the model was not initialized at random; see `generation_config_with_special_tokens`.
-        batch_size: requests per forward pass, unless the spec has one.
+        batch_size: requests per forward pass.
         ranks: the ranks that take part; by default this process alone.
         zero_stage: at stage 3, every rank generates until the last rank has finished.
         heartbeat: called for each forward pass, and while the harness works on its own. An exception that it raises
@@ -106,7 +106,7 @@ def score_tasks(
         model,
         tokenizer,
         base=generation_config_with_special_tokens(model, tokenizer, pretrained=pretrained),
-        batch_size=spec.batch_size or batch_size,
+        batch_size=batch_size,
         ranks=ranks,
         synced_gpus=ranks.world_size > 1 and zero_stage == 3,
         heartbeat=heartbeat,

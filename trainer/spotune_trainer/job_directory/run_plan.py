@@ -45,6 +45,8 @@ class RunPlan:
             a worker group has at least as many.
         second_copy_from: number of workers from which each keeps a second commit in memory, if
             `checkpoint.memoryCopies` is auto; None: none does, as in older plans.
+        evaluation_batch_limit: samples of an evaluation batch at most, after a larger one ran out of memory; None: none
+            did, as in older plans.
         peer_copy_from: number of workers from which each has memory for a commit of another node, if
             `checkpoint.peerCopy` is auto; None: none has, as in older plans.
         function: training function of the user, which decides all of these values itself; empty: there is none.
@@ -75,6 +77,7 @@ class RunPlan:
     kept_layers: int = 0
     offload_activations: bool = False
     min_world_size: int = 1
+    evaluation_batch_limit: int | None = None
     second_copy_from: int | None = None
     peer_copy_from: int | None = None
     function: str = ""
@@ -112,29 +115,36 @@ class RunPlan:
             return {"command": self.command, **code}
         return {"zeroStage": self.zero_stage, "microBatchSize": self.micro_batch_size}
 
-    @property
-    def evaluation_batch_size(self) -> int:
-        """Samples of an evaluation batch: four micro-batches fit without gradients, or one with gathered layers."""
-        return self.micro_batch_size * (1 if self.gathered_layers else 4)
+    def evaluation_batch_size(self, asked: int) -> int:
+        """Samples of an evaluation batch: as asked for, or, if that is 0, what fits without gradients.
 
-    @property
-    def can_use_less_memory(self) -> bool:
-        """Whether `use_less_memory` can change anything."""
-        return self.whole_gradients or self.gathered_layers + self.kept_layers > 0 or self.micro_batch_size > 1
-
-    def use_less_memory(self, step: int) -> RunPlan:
-        """The plan after a worker ran out of memory.
-
-        It turns off whole gradients, or else gathered layers, or else it halves the number of layers that are not
-        recomputed despite gradient checkpointing, or else the micro-batch.
+        These are four micro-batches, or one with gathered layers. `evaluation_batch_limit` limits both.
         """
+        size = asked or self.micro_batch_size * (1 if self.gathered_layers else 4)
+        return min(size, self.evaluation_batch_limit or size)
+
+    def use_less_memory(self, step: int, evaluation_batch: int | None = None) -> RunPlan:
+        """The plan after a worker ran out of memory; the same plan if no value of it can be lower.
+
+        In the evaluation it halves the evaluation batch. If that has one sample, or in training, it turns off whole
+        gradients, or else gathered layers. In training it then halves the number of layers that are not recomputed
+        despite gradient checkpointing, or else the micro-batch.
+
+        Args:
+            step: from which the plan applies.
+            evaluation_batch: samples of the evaluation batch that ran out of memory; None: training did.
+        """
+        if evaluation_batch is not None and evaluation_batch > 1:
+            return self.change(step, evaluation_batch_limit=evaluation_batch // 2)
         if self.whole_gradients:
             return self.change(step, whole_gradients=False)
         if self.gathered_layers:
             return self.change(step, gathered_layers=0)
+        if evaluation_batch is not None:
+            return self
         if self.kept_layers:
             return self.change(step, kept_layers=self.kept_layers // 2)
-        return self.change(step, micro_batch_size=self.micro_batch_size // 2)
+        return self.change(step, micro_batch_size=max(1, self.micro_batch_size // 2))
 
     def apply_execution(self, execution: ExecutionSpec, step: int) -> RunPlan:
         """The plan with the explicit values of `execution` that have changed since they were last applied.

@@ -59,11 +59,11 @@ class Embedding:
 
     def __call__(self, model: Any, batch: Batch) -> LossSums:
         """The summed loss of the samples."""
-        assert batch.of_step is not None, "the pass over the step adds it"
+        assert batch.step_features is not None, "the pass over the step adds it"
         own = self._embed_samples(model, batch)
         count, texts, width = own.shape
-        positions = torch.arange(batch.of_step.first, batch.of_step.first + count, device=own.device)
-        of_step = batch.of_step.values.view(-1, texts, width).index_copy(0, positions, own)
+        positions = torch.arange(batch.step_features.first, batch.step_features.first + count, device=own.device)
+        of_step = batch.step_features.values.view(-1, texts, width).index_copy(0, positions, own)
         documents = of_step[:, 1:].transpose(0, 1).flatten(0, 1)
         if not torch.is_grad_enabled():  # the step of an evaluation is all its samples, too many to score in each batch
             scores = own[:, 0] @ documents.T / self._temperature

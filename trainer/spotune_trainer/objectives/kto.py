@@ -78,8 +78,8 @@ class Kto:
         """The summed loss of the answers."""
         assert batch.reference_log_probs is not None, "the loader adds them"
         assert batch.desirable is not None, "only answers with a label come here"
-        assert batch.of_step is not None, "the pass over the step adds it"
-        kl = batch.of_step.values.double().mean().clamp(min=0).float()
+        assert batch.step_features is not None, "the pass over the step adds it"
+        kl = batch.step_features.values.double().mean().clamp(min=0).float()
         reward = self._beta * (answer_log_probs(model, batch) - batch.reference_log_probs[:, 0])
         sign = batch.desirable.float() * 2 - 1
         weights = torch.where(batch.desirable, self._desirable_weight, self._undesirable_weight)

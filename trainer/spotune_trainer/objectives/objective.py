@@ -100,7 +100,7 @@ class StepObjective(Objective, Protocol):
     """An objective whose loss of a sample depends on all samples of the step.
 
     Each step has a pass without gradients over all its micro-batches, before the first pass with gradients. It gives
-    the features of each sample, which all ranks gather. Batches then have them as `of_step`.
+    the features of each sample, which all ranks gather. Batches then have them as `step_features`.
     """
 
     def features(self, model: Any, batch: Batch) -> Tensor:

@@ -15,10 +15,17 @@ from typing import Any, TypeVar
 from torch import distributed
 
 from spotune.goodput import Part
-from spotune_trainer.bucket.checkpoints import note_checkpoint
+from spotune_trainer.bucket.checkpoints import fetch_manifest
 from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.async_checkpointer import AsyncCheckpointer, CommitResult
-from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, FileEntry, Manifest, Torn, open_checkpoint
+from spotune_trainer.checkpoint.layout import (
+    Checkpoint,
+    CheckpointName,
+    FileEntry,
+    Manifest,
+    UnusableCheckpoint,
+    open_checkpoint,
+)
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
 from spotune_trainer.checkpoint.policy import CommitPolicy
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError
@@ -83,10 +90,10 @@ class Checkpointing:
             return
         folder = self.context.directory.checkpoints / str(name)
         if (bucket := bucket_of(self.context.directory)) is not None:
-            note_checkpoint(bucket, folder)
+            fetch_manifest(bucket, folder)
         checkpoint = open_checkpoint(folder)
         restored = self._load(checkpoint)
-        assert isinstance(checkpoint, Checkpoint), "a torn one has been refused"
+        assert isinstance(checkpoint, Checkpoint), "an unusable one has been refused"
         manifest = checkpoint.manifest
         zero_state.set_optimizer_step(engine, manifest.optimizer_step, manifest.optimizer_scalars)
         if manifest.loss_scale is not None:
@@ -219,7 +226,7 @@ class Checkpointing:
         reporter.update(lastCheckpoint={"step": result.name.step, "time": result.manifest.time})
         reporter.record_event("committed", **result.as_event())
 
-    def _load(self, checkpoint: Checkpoint | Torn) -> RestoredBytes:
+    def _load(self, checkpoint: Checkpoint | UnusableCheckpoint) -> RestoredBytes:
         """Read this rank's fragments. The ranks share the work of verifying the files that any of them reads.
 
         Returns:
@@ -231,7 +238,7 @@ class Checkpointing:
         context = self.context
         restore, problem, read = None, None, RestoredBytes()
         try:
-            if isinstance(checkpoint, Torn):
+            if isinstance(checkpoint, UnusableCheckpoint):
                 problem = checkpoint.reason
             else:
                 restore = Restore(checkpoint, zero_state.fragments_to_load(context.engine), self.memory)

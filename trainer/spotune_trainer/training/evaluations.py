@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotune.job.training.metric import is_harness_metric, metric_name
-from spotune_trainer.checkpoint.best import BestCheckpoint, find_best_checkpoint
+from spotune_trainer.checkpoint.best import find_best_checkpoint
 from spotune_trainer.checkpoint.evaluations import (
     Evaluation,
     best_evaluation,
@@ -103,7 +103,9 @@ class Evaluations:
             result = self._run(step)
             self._last = (step, result)
             if result is not None:
-                evaluation = Evaluation.of(step, self.context.total_steps, result.loss, result.scores)
+                evaluation = Evaluation.of(
+                    step, self.context.total_steps, result.loss, result.scores, result.values_by_source
+                )
                 self.history = with_evaluation(self.history, evaluation)
                 self._report()
         return self._last[1]
@@ -153,19 +155,14 @@ class Evaluations:
         if best is None or self.context.job.spec.output.export == "last" or found is None or found.step == last.step:
             return ExportChoice(opened)
         usable = find_best_checkpoint(self.context.directory, self.history, best, self.context.reporter.heartbeat)
+        step = usable.checkpoint.name.step if usable.checkpoint else last.step
         problem: str | None = None
         if usable.unusable:
-            if isinstance(usable, BestCheckpoint):
-                exported = f"the next best is exported, of step {usable.checkpoint.name.step}"
-            else:
-                exported = "the last one is exported"
+            exported = f"the next best is exported, of step {step}" if usable.checkpoint else "the last one is exported"
             problem = f"{usable.unusable[0]}; {exported}"
             logger.warning("%s", problem)
             self.context.reporter.record_event("best-unusable", step=found.step, reason=problem)
-        if not isinstance(usable, BestCheckpoint):
-            return ExportChoice(opened, problem=problem)
-        is_last = usable.checkpoint.name.step == last.step
-        return ExportChoice(usable.checkpoint, None if is_last else usable.evaluation, problem)
+        return ExportChoice(usable.checkpoint or opened, None if step == last.step else self.after(step), problem)
 
     def summary(self) -> dict[str, Any]:
         """`best` and `stoppedEarly` of `status.json` and `result.json`; None if they do not apply."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
@@ -24,6 +26,15 @@ _OUT_OF_MEMORY_SIGNS = (
     "CUDA error: out of memory",
     "_STATUS_ALLOC_FAILED",  # of cuBLAS, cuDNN and cuSPARSE
     "can't allocate memory",  # of PyTorch's allocator of host memory
+)
+_HARDWARE_SIGNS = (  # of CUDA and NVML; other errors of CUDA may be a program's, such as "unspecified launch failure"
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "over nvlink or a hardware error",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "system not yet initialized",  # the fabric manager of the node does not run
+    "fallen off the bus",
+    "GPU is lost",
 )
 _GLOO_SIGNS = ("gloo", "connection closed by peer", "connection reset by peer")
 
@@ -58,15 +69,47 @@ class RecordedError(SpotuneError):
         return RecordedError, (self.failure,)
 
 
+class EvaluationMemoryError(SpotuneError):
+    """An evaluation batch did not fit into memory.
+
+    Attributes:
+        batch_size: its number of samples.
+    """
+
+    def __init__(self, batch_size: int, reason: str) -> None:
+        following = f"; the next worker group evaluates {batch_size // 2}" if batch_size > 1 else ""
+        super().__init__(f"the evaluation of {batch_size} samples at once ran out of memory{following}: {reason}")
+        self.batch_size = batch_size
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[EvaluationMemoryError], tuple[int, str]]:
+        return EvaluationMemoryError, (self.batch_size, self.reason)
+
+
+@contextmanager
+def evaluating(batch_size: int) -> Iterator[None]:
+    """Evaluate batches of so many samples. If memory runs out, they have to become smaller.
+
+    Raises:
+        EvaluationMemoryError: memory ran out.
+    """
+    try:
+        yield
+    except Exception as error:
+        if classify(error) is not FailureCause.OUT_OF_MEMORY:
+            raise
+        raise EvaluationMemoryError(batch_size, _message(error)) from error
+
+
 def classify(error: BaseException) -> FailureCause:
     """The failure cause of an exception that a rank raised."""
     if isinstance(error, ProgramError):
         return error.cause
     if isinstance(error, JobError):
         return FailureCause.DATA if isinstance(error, DataError) else FailureCause.APP_ERROR
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError | EvaluationMemoryError):
         return FailureCause.OUT_OF_MEMORY
-    if isinstance(error, OSError | InfrastructureError):
+    if isinstance(error, OSError | InfrastructureError) or _is_of_hardware(error):
         return FailureCause.INFRASTRUCTURE
     if isinstance(error, RuntimeError) and is_out_of_memory(str(error)):
         return FailureCause.OUT_OF_MEMORY
@@ -75,6 +118,15 @@ def classify(error: BaseException) -> FailureCause:
     if gloo or isinstance(error, distributed.DistError):
         return FailureCause.COMMUNICATION
     return FailureCause.APP_ERROR
+
+
+def is_hardware_error(text: str) -> bool:
+    """Whether the message of an exception says that a GPU, or what connects GPUs, is faulty."""
+    return any(sign in text for sign in _HARDWARE_SIGNS)
+
+
+def _is_of_hardware(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError | ProgramError) and is_hardware_error(str(error))
 
 
 def is_out_of_memory(text: str) -> bool:
@@ -97,6 +149,8 @@ def describe(rank: int, error: BaseException) -> RankFailure:
         message=_message(error),
         details="".join(traceback.format_exception(error)),
         checkpoint=checkpoint,
+        evaluation_batch=error.batch_size if isinstance(error, EvaluationMemoryError) else None,
+        is_of_hardware=_is_of_hardware(error),
     )
 
 

@@ -19,7 +19,7 @@ from spotune_trainer.bucket.checkpoints import refresh
 from spotune_trainer.bucket.folders import pull_generation_logs
 from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.evaluations import Evaluation
-from spotune_trainer.checkpoint.generations import list_generations, raise_if_superseded, surviving_steps
+from spotune_trainer.checkpoint.generations import raise_if_superseded, surviving_steps
 from spotune_trainer.checkpoint.layout import CheckpointName
 from spotune_trainer.checkpoint.reader import fetch, read_ema, read_trained_weights
 from spotune_trainer.data.schedule import Schedule
@@ -32,11 +32,11 @@ from spotune_trainer.evaluation.task_scores import score_tasks
 from spotune_trainer.export.huggingface import export_model
 from spotune_trainer.export.model_card import model_card
 from spotune_trainer.export.to_bucket import upload_exports, upload_model_card
-from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.status import Phase
 from spotune_trainer.observability.progress import label_tokens_of, tokens_of, training_seconds_of
 from spotune_trainer.training.context import TrainContext
 from spotune_trainer.training.evaluations import Evaluations
+from spotune_trainer.training.failures import evaluating
 
 logger = logging.getLogger("spotune.worker")
 
@@ -84,12 +84,12 @@ def finalize(
         summary |= _summary_of_earlier(chosen.evaluation)
         context.reporter.update(evalLoss=chosen.evaluation.loss, evalStep=chosen.evaluation.step)
         if "evalBySource" in summary:
-            summary["evalBySource"] = by_source = _by_source_of_earlier(context.directory, chosen.evaluation)
+            summary["evalBySource"] = by_source = chosen.evaluation.by_source or None
             context.reporter.update(evalBySource=by_source)
     context.reporter.update(evalScores=scores_of(summary))
     if context.job.spec.training.ema_decay:  # first, because `export` is what a finished run is known by
         export_model(
-            read_ema(chosen.checkpoint),
+            read_ema(chosen.checkpoint, context.reporter.heartbeat),
             context.job,
             context.directory.export_ema,
             {"steps": summary["steps"]},
@@ -98,7 +98,7 @@ def finalize(
             heartbeat=context.reporter.heartbeat,
         )
     sha256 = export_model(
-        read_trained_weights(chosen.checkpoint, context.job.spec.training),
+        read_trained_weights(chosen.checkpoint, context.job.spec.training, context.reporter.heartbeat),
         context.job,
         context.directory.export,
         summary,
@@ -126,7 +126,7 @@ def _run_harness(context: TrainContext, spec: HarnessSpec, device: str, summary:
             spec,
             context.directory.export,
             device=device,
-            batch_size=context.plan.evaluation_batch_size,
+            batch_size=_tasks_batch_size(context),
             heartbeat=context.reporter.heartbeat,
         )
     except SpotuneError as error:
@@ -152,13 +152,14 @@ def run_evaluation(context: TrainContext, step: int) -> EvaluationResult | None:
     if context.datasets.evaluation is None:
         return None
     context.reporter.set_phase(Phase.EVALUATING)
-    with evaluation_weights(context.engine):
+    batch_size = context.plan.evaluation_batch_size(context.job.spec.training.evaluation.batch_size)
+    with evaluating(batch_size), evaluation_weights(context.engine):
         result = evaluate(
             context.engine.module,
             context.datasets.evaluation,
             context.tokenizer,
             context.job,
-            batch_size=context.plan.evaluation_batch_size,
+            batch_size=batch_size,
             sample_ids=context.datasets.evaluation_ids.tolist(),
             sources={name: ids.tolist() for name, ids in context.datasets.evaluation_by_source.items()},
             ranks=RankGroup(context.rank, context.world_size, context.control),
@@ -188,13 +189,14 @@ def run_tasks(context: TrainContext, step: int) -> Mapping[str, float]:
     spec = context.job.spec.training.evaluation.harness
     assert spec is not None
     context.reporter.set_phase(Phase.EVALUATING)
-    with evaluation_weights(context.engine):
+    batch_size = _tasks_batch_size(context)
+    with evaluating(batch_size), evaluation_weights(context.engine):
         result = score_tasks(
             spec,
             context.engine.module,
             context.tokenizer,
             pretrained=context.job.spec.model.initialise == "pretrained",
-            batch_size=context.plan.evaluation_batch_size,
+            batch_size=batch_size,
             ranks=RankGroup(context.rank, context.world_size, context.control),
             zero_stage=context.engine.zero_optimization_stage(),
             heartbeat=context.reporter.heartbeat,
@@ -208,6 +210,13 @@ def run_tasks(context: TrainContext, step: int) -> Mapping[str, float]:
         logger.warning("%s", problem)
         context.reporter.record_event("harness-failed", step=step, reason=problem)
     return result.scores
+
+
+def _tasks_batch_size(context: TrainContext) -> int:
+    """Requests of lm-evaluation-harness in a forward pass."""
+    settings = context.job.spec.training.evaluation
+    assert settings.harness is not None
+    return context.plan.evaluation_batch_size(settings.harness.batch_size or settings.batch_size)
 
 
 def _shortened(prediction: Prediction) -> dict[str, Any]:
@@ -258,7 +267,7 @@ def _evaluation_summary(result: EvaluationResult) -> dict[str, Any]:
 
 def _scores_by_source(result: EvaluationResult) -> dict[str, Any]:
     """Under `evalBySource`, loss and scores of each source of a mixture; nothing without a mixture."""
-    found = {name: {"loss": each.loss, **each.defined_scores} for name, each in result.by_source.items()}
+    found = result.values_by_source
     return {"evalBySource": found} if found else {}
 
 
@@ -267,19 +276,6 @@ def _summary_of_earlier(evaluation: Evaluation) -> dict[str, Any]:
     built_in = {name: evaluation.scores.get(name) for name in METRICS}
     custom = {name: score for name, score in evaluation.scores.items() if name not in METRICS}
     return {"evalLoss": evaluation.loss, **built_in, "scores": custom}
-
-
-def _by_source_of_earlier(directory: JobDirectory, evaluation: Evaluation) -> dict[str, Any] | None:
-    """`evalBySource` of an evaluation of the history, from the event that its generation has recorded; None without."""
-    expected = ("evaluated", evaluation.step, evaluation.loss)  # a group that was given up may have another loss
-    for generation in reversed(list_generations(directory)):
-        logs = directory.generation_logs(generation.number)
-        with files.reading(logs.events):
-            for event in files.read_lines(logs.events):
-                if (event["event"], event.get("step"), event.get("loss")) == expected:
-                    found: dict[str, Any] | None = event.get("evalBySource")
-                    return found
-    return None
 
 
 def _scores(result: EvaluationResult) -> dict[str, Any]:

@@ -156,7 +156,7 @@ class TrainingLoop:
         g, batch = micro_batches[index]
         batch = batch.to(self.engine.device)
         if self._step_values is not None:
-            batch = replace(batch, of_step=StepFeatures(self._step_values, g * self._micro_batch_size))
+            batch = replace(batch, step_features=StepFeatures(self._step_values, g * self._micro_batch_size))
         torch.manual_seed(_random_seed(self.training.seed, step, g))
         with self._noise.added(batch) if self._noise else nullcontext():
             return self.objective(self.engine, batch)

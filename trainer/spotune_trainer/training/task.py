@@ -59,6 +59,8 @@ class RankFailure:
         message: one line for users.
         details: the traceback.
         checkpoint: name of the checkpoint, if that is corrupt.
+        evaluation_batch: samples of the evaluation batch that ran out of memory; None if something else failed.
+        is_of_hardware: whether the error says that a GPU, or what connects GPUs, is faulty.
     """
 
     rank: int
@@ -67,6 +69,8 @@ class RankFailure:
     message: str
     details: str
     checkpoint: str | None = None
+    evaluation_batch: int | None = None
+    is_of_hardware: bool = False
 
 
 class RankExit(StrEnum):

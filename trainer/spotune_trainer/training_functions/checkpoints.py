@@ -25,7 +25,7 @@ import xxhash
 from spotune.errors import JobError
 from spotune.job import CheckpointSpec
 from spotune_trainer import files
-from spotune_trainer.bucket.checkpoints import BUCKET_FILES, note_checkpoint, put_manifest, upload_file
+from spotune_trainer.bucket.checkpoints import BUCKET_FILES, fetch_manifest, put_manifest, upload_file
 from spotune_trainer.bucket.client import BucketError
 from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.generations import raise_if_superseded
@@ -35,7 +35,7 @@ from spotune_trainer.checkpoint.layout import (
     CheckpointName,
     FileEntry,
     Manifest,
-    Torn,
+    UnusableCheckpoint,
     open_checkpoint,
 )
 from spotune_trainer.checkpoint.reader import CorruptCheckpointError, fetch, verify
@@ -172,7 +172,7 @@ class FolderCheckpoints:
         manifest, *_ = self._until_stored(publish)
         assert manifest is not None, "rank 0 has written it"
         if self._bucket is not None:
-            self._until_stored(partial(note_checkpoint, self._bucket, target))
+            self._until_stored(partial(fetch_manifest, self._bucket, target))
         return Checkpoint(target, name, manifest)
 
     def _until_stored(self, action: Callable[[], T]) -> list[T]:
@@ -284,9 +284,9 @@ class FolderCheckpoints:
         """Verify a part of the files of a checkpoint, and download those that this node lacks; returns its folder."""
         folder = self._directory.checkpoints / str(name)
         if self._bucket is not None:
-            note_checkpoint(self._bucket, folder)
+            fetch_manifest(self._bucket, folder)
         found = open_checkpoint(folder)
-        if isinstance(found, Torn):
+        if isinstance(found, UnusableCheckpoint):
             raise CorruptCheckpointError(str(name), found.reason)
         entries = found.manifest.files[part]
         if self._bucket is not None:

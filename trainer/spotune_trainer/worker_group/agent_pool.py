@@ -305,8 +305,7 @@ class AgentPool:
             tuple(agent.info().peer for agent in hosts), tuple(agent.info().peer for agent in idle)
         )
         shared = ray.put(addresses)  # once: a thousand nodes would get a thousand addresses each
-        reuse = _keeps_processes() and self._reuse_processes
-        options = {"keep": _keeps_processes(), "reuse": reuse}
+        options = {"keep": _keeps_processes(), "reuse": _keeps_processes() and self._reuse_processes}
         return {
             agent.handle.call.remote("run_ranks", task, agent.placements, shared, **options): agent for agent in hosts
         }
@@ -337,6 +336,7 @@ class AgentPool:
                     failed = any(result.status for result in finished)
                     was_lost = any(result.is_lost for result in finished)
                     results += finished
+                    self._fitness.check_again(agent.node, finished)
                 except RayError as error:
                     ray_error, failed, was_lost = str(error), True, True
                     lost |= {place.rank: type(error).__name__ for place in agent.placements}

@@ -60,10 +60,17 @@ class CorruptCheckpoint:
 
 @dataclass(frozen=True)
 class Failed:
-    """The group failed; the retry policy decides what follows."""
+    """The group failed; the retry policy decides what follows.
+
+    Attributes:
+        cause: for the retry policy.
+        message: for users.
+        evaluation_batch: samples of the evaluation batch that ran out of memory; None if something else failed.
+    """
 
     cause: FailureCause
     message: str
+    evaluation_batch: int | None = None
 
 
 GroupResult = Trained | Stopped | Yielded | Superseded | CorruptCheckpoint | Failed
@@ -193,7 +200,7 @@ def classify_exit(
     for cause in _CAUSES_BY_PRIORITY:
         found = _first(failures, cause)
         if found is not None:
-            return Failed(cause, f"rank {found.rank}: {found.message}")
+            return Failed(cause, f"rank {found.rank}: {found.message}", found.evaluation_batch)
     return Failed(FailureCause.WORKER_LOST, f"the worker group could not be started or was lost: {ray_error}")
 
 

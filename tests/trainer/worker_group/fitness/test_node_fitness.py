@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from spotune.retry import FailureCause
 from spotune_trainer import files
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
@@ -14,10 +16,11 @@ from spotune_trainer.job_directory.notice import write_notice
 from spotune_trainer.worker_group.agent_daemon import PROCESS_NAME
 from spotune_trainer.worker_group.agent_pool import AgentPool
 from spotune_trainer.worker_group.fitness.node_fitness import NodeFitness
-from spotune_trainer.worker_group.result import Slots, Trained, Yielded
+from spotune_trainer.worker_group.result import Failed, Slots, Trained, Yielded
 from tests.trainer.support.agent_cluster import Cluster, Group, kill, started_cluster, until
 from tests.trainer.support.nvidia_smi import install_nvidia_smi
 from tests.trainer.support.runs import Runs
+from tests.trainer.training_functions.ranks import function_job, next_task
 
 pytestmark = pytest.mark.ray
 
@@ -67,6 +70,21 @@ def test_unfit_node_is_left_out_and_known_ones_are_not_checked_again(cluster: Cl
     assert len(ledger.records("node-checked")) == 2, "a new agent checks a known node again"
     known = NodeFitness(directory).unfit_nodes()
     assert [{**each, "inUse": False} for each in known] == pool.unfit_nodes(), "another driver knows less"
+
+
+def test_node_is_checked_again_after_a_rank_met_an_error_of_hardware(cluster: Cluster, tmp_path: Path) -> None:
+    ledger, pool = Ledger(JobDirectory(cluster.directory)), cluster.agents
+    wait_until_known(pool)
+    checked = len(ledger.records("node-checked"))
+    for function, cause, checks in (
+        ("raises", FailureCause.APP_ERROR, 0),
+        ("meets_a_bad_gpu", FailureCause.INFRASTRUCTURE, 1),
+    ):
+        result = pool.run_group(next_task(JobDirectory(tmp_path / function), function_job(function, {})), 1)
+        assert isinstance(result, Failed)
+        assert result.cause is cause
+        wait_until_known(pool)
+        assert len(ledger.records("node-checked")) == checked + checks
 
 
 def test_node_of_a_rank_is_left_out_only_if_enough_others_are_ready(cluster: Cluster) -> None:

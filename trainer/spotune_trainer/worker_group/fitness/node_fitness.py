@@ -1,7 +1,8 @@
 """The driver's side of the node check: which nodes it has to check, which it may use, and which it leaves out.
 
 A node is checked once after each of its boots: results are in the ledger, so neither another group nor another driver
-checks it again. All nodes are checked at the same time, while their agents import modules and the driver plans:
+checks it again, unless a rank there fails with an error of hardware. All nodes are checked at the same time, while
+their agents import modules and the driver plans:
 
     agent started -> its own devices -> connections to up to two nodes that have passed -> ready, or left out
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
@@ -26,6 +27,7 @@ from spotune_trainer import files
 from spotune_trainer.checkpoint.memory.peer_connection import PeerAddress
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.job_directory.ledger import Ledger
+from spotune_trainer.training.task import RankResult
 from spotune_trainer.worker_group.fitness.measurements import NodeMeasurement, NodeRecord, key_of
 from spotune_trainer.worker_group.fitness.verdict import of_interest, unfit_nodes
 
@@ -163,6 +165,22 @@ class NodeFitness:
         with self._lock:
             check = self._checks.get(node)
             return check.info.name if check is not None and check.info is not None else ""
+
+    def check_again(self, node: str, results: Iterable[RankResult]) -> None:
+        """Check a node once more before its next use, if one of its ranks has failed with an error of hardware.
+
+        Args:
+            node: Ray's id of it.
+            results: of its ranks, none of which runs any more.
+        """
+        if not any(result.failure and result.failure.is_of_hardware for result in results):
+            return
+        with self._lock:
+            check = self._checks.get(node)
+            if check is not None and check.key not in self._unfit:
+                self._checks[node] = _Check(check.call, check.info_ref, check.gpus)
+                self._checked.pop(node, None)
+                self._records.pop(check.key, None)
 
     def leave_out(self, node: str, reason: str) -> None:
         """Leave out a node until its next boot.
