@@ -6,12 +6,14 @@ There, sections and fields with a default are always present when a rule runs. F
 
 The API server evaluates all rules of an object at every write, also of its status. Most of that time goes into lookups:
 one takes time in proportion to the fields that the section may have. So `merged` and `frozen_fields` make one rule of
-several, and `has_defaults` looks its section up once. ``benchmarks/results/cel_rules.json`` says what that saves.
+several, which looks up once what they share, and `has_defaults` looks its section up once.
+``benchmarks/results/cel_rules.json`` says what that saves.
 
 The API server also refuses a definition with a rule that it estimates to be slow. It assumes the worst for a text,
 list or object that it reads through a variable, as in ``[self.a].all(a, ...)``: compare those only with constants.
 """
 
+import os.path
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -70,7 +72,11 @@ def single_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
 
 def unless_absent(rule: Rule, *sections: str) -> Rule:
     """A rule that holds as well if an object has none of the optional sections (CEL paths) that it reads."""
-    absent = "".join(f"!has({section}) || " for section in _sections_read(rule, sections))
+    return _guarded(rule, _sections_read(rule, sections))
+
+
+def _guarded(rule: Rule, sections: Iterable[str]) -> Rule:
+    absent = "".join(f"!has({section}) || " for section in sections)
     return replace(rule, expression=f"{absent}({rule.expression})") if absent else rule
 
 
@@ -78,36 +84,58 @@ def _sections_read(rule: Rule, sections: Iterable[str]) -> tuple[str, ...]:
     return tuple(section for section in sections if f"{section}." in rule.expression)
 
 
-def merged(rules: Iterable[Rule], optional: Sequence[str], shared: str) -> Iterator[Rule]:
-    """One rule for each field instead of several, with the message of the first one that is broken.
+def merged(rules: Iterable[Rule], optional: Sequence[str], shared: Sequence[str], place: str) -> Iterator[Rule]:
+    """A few rules instead of many, with a message that names the field of each one that is broken.
 
     Rules that read different optional sections stay apart, so that each still holds for objects without its sections.
 
     Args:
         rules: Rules of one section.
         optional: CEL paths of optional sections. A rule that reads one holds for objects without it.
-        shared: CEL path of a field that many of the rules read, always present. A merged rule looks it up once.
+        shared: CEL paths that many of the rules read, the longer ones first. A merged rule looks each up once.
+            They are always present, or optional sections.
+        place: camelCase path of the section, which begins the names of fields in messages; empty for the whole object.
     """
-    groups: dict[tuple[object, ...], list[Rule]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[Rule]] = {}
     for rule in rules:
-        groups.setdefault((rule.field, rule.reason, _sections_read(rule, optional)), []).append(rule)
-    for group in groups.values():
-        yield unless_absent(_merge(group, shared), *optional)
+        groups.setdefault((rule.reason, _sections_read(rule, optional)), []).append(rule)
+    for (_, sections), group in groups.items():
+        yield _guarded(merge(group, shared, place), sections)
 
 
-def _merge(rules: Sequence[Rule], shared: str) -> Rule:
-    *others, last = rules
-    if not others:
-        return last
-    message = _quoted(last.message)
-    for rule in reversed(others):
-        message = f"({rule.expression}) ? ({message}) : {_quoted(rule.message)}"
+def merge(rules: Sequence[Rule], shared: Sequence[str], place: str) -> Rule:
+    """One rule instead of several, which have the same reason; for the arguments, see `merged`."""
+    if len(rules) == 1:
+        return rules[0]
     expression = " && ".join(f"({rule.expression})" for rule in rules)
-    name = shared.rpartition(".")[2]
-    with_name, lookups = re.subn(rf"{re.escape(shared)}\b", name, expression)
-    if lookups > 1:
-        expression = f"[{shared}].all({name}, {with_name})"
-    return replace(rules[0], expression=expression, message_expression=message, combines=tuple(rules))
+    for path in shared:
+        expression = _look_up_once(path, expression)
+    messages = " + ".join(f"(({rule.expression}) ? '' : {_named_message(rule, place)})" for rule in rules)
+    return Rule(
+        expression,
+        "fields contradict one another: spotune validate names them",
+        os.path.commonpath([rule.field.replace(".", "/") for rule in rules]).replace("/", "."),
+        rules[0].reason,
+        f"({messages}).trim()",
+        tuple(single_rules(rules)),
+    )
+
+
+def _look_up_once(path: str, expression: str) -> str:
+    """The expression with a variable for a path, but where the API server could then not estimate its cost."""
+    name = path.rpartition(".")[2]
+    place = re.escape(path)
+    pattern = rf"(?<! in )(?<!== )(?!(?<=has\(){place}\)){place}\b(?![.\w]*\()(?![.\w]* (?:in|==) self\.)"
+    with_name, lookups = re.subn(pattern, name, expression)
+    return f"[{path}].all({name}, {with_name})" if lookups > 1 else expression
+
+
+def _named_message(rule: Rule, place: str) -> str:
+    """CEL expression of a sentence: the field and the rule's message."""
+    field = ".".join(filter(None, (place, rule.field)))
+    if rule.message_expression:
+        return f"{_quoted(f'{field}: ')} + {rule.message_expression} + '. '"
+    return _quoted(f"{field}: {rule.message}. ")
 
 
 def _quoted(text: str) -> str:
@@ -150,14 +178,11 @@ def frozen_fields(section: str, fields: Mapping[str, bool], message: str, *, opt
     changed = " + ".join(f"(({rule.expression}) ? '' : ' {name}')" for rule, name in zip(singles, fields, strict=True))
     new, old = f"self.{section}", f"oldSelf.{section}"
     expression = f"{new} == {old} || ({same})"
-    return Rule(
-        _alike(new, old, expression) if optional else expression,
-        message,
-        section,
-        "FieldValueForbidden",
-        f"({changed}).trim().replace(' ', ', ') + {_quoted(f' {message}')}",
-        singles,
-    )
+    names = f"({changed}).trim().replace(' ', ', ') + {_quoted(f' {message}')}"
+    if optional:
+        expression = _alike(new, old, expression)
+        names = f"(has({new}) && has({old}) ? {names} : {_quoted(message)})"
+    return Rule(expression, message, section, "FieldValueForbidden", names, singles)
 
 
 def has_defaults(path: str, section: type[BaseModel], but_for: Sequence[str] = ()) -> str:

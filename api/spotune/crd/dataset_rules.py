@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from spotune.crd.cel_rules import Rule
+from spotune.crd.cel_rules import Rule, merged
 
 EVAL_RULES: Final = (
     Rule(
@@ -82,7 +82,7 @@ _MIXTURE = (
     ),
 )
 
-DATASET_RULES: Final = (
+_DATASET: Final = (
     *_MIXTURE,
     Rule(
         "has(self.train) || has(self.prepare) || self.mixture.size() > 0",
@@ -151,3 +151,8 @@ DATASET_RULES: Final = (
         "maxSkipped",
     ),
 )
+
+_SHARED: Final = tuple(f"self.{field}" for field in ("prompt", "completion", "text", "messages", "chosen", "query"))
+"""CEL paths that many of the rules read."""
+
+DATASET_RULES: Final = tuple(merged(_DATASET, (), _SHARED, "spec.dataset"))

@@ -6,7 +6,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from spotune.crd.cel_rules import NAME_RULES, Rule, frozen_fields, has_defaults, merged, unchanged
+from spotune.crd.cel_rules import NAME_RULES, Rule, frozen_fields, has_defaults, merge, merged, unchanged
 from spotune.crd.dataset_rules import DATASET_RULES, EVAL_RULES, MIXTURE_SOURCE_RULES, PREPARE_RULES
 from spotune.crd.execution_rules import (
     PRECISION_RULES,
@@ -348,31 +348,39 @@ def _freeze_rules() -> Iterator[Rule]:
         ("spec.storage.bucket", unchanged("spec.storage.bucket", optional=False)),
         ("spec.execution.precision", SAME_PRECISION),
     ):
-        yield _after_checkpoint(Rule(same, _FROZEN, path, "FieldValueForbidden"))
+        yield Rule(same, _FROZEN, path, "FieldValueForbidden")
     for section, model in _FROZEN_SECTIONS.items():
         fields = {
             field.alias or name: not field.is_required() and field.default is None
             for name, field in model.model_fields.items()
             if (field.alias or name) not in (*_EXTENDABLE, *_CHANGEABLE)
         }
-        rule = frozen_fields(f"spec.{section}", fields, _FROZEN, optional=f"self.{section}" in OPTIONAL_SECTIONS)
-        yield _after_checkpoint(replace(rule, expression=f"{_OTHER_STEP} || {rule.expression}"))
+        yield frozen_fields(f"spec.{section}", fields, _FROZEN, optional=f"self.{section}" in OPTIONAL_SECTIONS)
     for name in _EXTENDABLE:
-        yield _after_checkpoint(
-            Rule(
-                f"!has(self.spec.training.{name}) || "
-                f"(has(oldSelf.spec.training.{name}) && self.spec.training.{name} >= oldSelf.spec.training.{name})",
-                "may only grow after the first checkpoint: set a larger number, or remove it for no limit",
-                f"spec.training.{name}",
-                "FieldValueForbidden",
-            )
+        yield Rule(
+            f"!has(self.spec.training.{name}) || "
+            f"(has(oldSelf.spec.training.{name}) && self.spec.training.{name} >= oldSelf.spec.training.{name})",
+            "may only grow after the first checkpoint: set a larger number, or remove it for no limit",
+            f"spec.training.{name}",
+            "FieldValueForbidden",
         )
 
 
 def _after_checkpoint(rule: Rule) -> Rule:
-    return replace(rule, expression=f"{_NO_CHECKPOINT_YET} || ({rule.expression})")
+    """The rule for jobs with a checkpoint, skipped by most updates of the status."""
+    return replace(rule, expression=f"{_NO_CHECKPOINT_YET} || {_OTHER_STEP} || ({rule.expression})")
 
 
+_SHARED: Final = (
+    "self.training.evaluation",
+    "self.training.objective",
+    "self.training.optimizer",
+    "self.model.task",
+    "self.dataset",
+    "self.execution",
+    "self.output",
+)
+"""CEL paths that many of the rules read that span sections."""
 _SPANNING: Final = (*USER_CODE_RULES, *LIMIT_RULES, *_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES, *PRECISION_RULES)
 JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **SERVING_SECTION_RULES,
@@ -387,8 +395,8 @@ JOB_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     **TRAINING_RULES,
     StorageSpec: STORAGE_SECTION_RULES,
     ExecutionSpec: (*_EXECUTION, *REPRODUCIBLE_EXECUTION_RULES),
-    FinetuneJobSpec: tuple(merged(_SPANNING, OPTIONAL_SECTIONS, "self.training.objective")),
+    FinetuneJobSpec: tuple(merged(_SPANNING, OPTIONAL_SECTIONS, _SHARED, "spec")),
     JobServingSpec: SERVING_RULES,
-    FinetuneJob: (*NAME_RULES, *_JOB, *_freeze_rules()),
+    FinetuneJob: (*NAME_RULES, *_JOB, _after_checkpoint(merge(tuple(_freeze_rules()), (), ""))),
 }
 """CEL rules of a FinetuneJob by section."""

@@ -5,7 +5,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
-from spotune.crd.cel_rules import Rule
+from spotune.crd.cel_rules import Rule, merged
 from spotune.crd.user_code_rules import CODE_FROM_RULES
 from spotune.job import BestSpec, EvaluationSpec, HarnessSpec, TrainingSpec
 from spotune.job.training.hyperparameters import (
@@ -213,12 +213,23 @@ _TRAINING = (
     ),
 )
 
+_SHARED: Final = (
+    "self.preference",
+    "self.embedding",
+    "self.evaluation",
+    "self.objective",
+    "self.optimizer",
+    "self.scheduler",
+    "self.warmupSteps",
+    "self.command",
+)
+"""CEL paths that many of the rules of `training` read."""
 
 TRAINING_RULES: Final[Mapping[type[BaseModel], Sequence[Rule]]] = {
     EvaluationSpec: _EVALUATION,
     BestSpec: _BEST,
     HarnessSpec: _HARNESS,
-    TrainingSpec: _TRAINING,
+    TrainingSpec: tuple(merged(_TRAINING, (), _SHARED, "spec.training")),
     **CODE_FROM_RULES,
 }
 """CEL rules of spec.training by section."""
