@@ -109,7 +109,7 @@ def merge(rules: Sequence[Rule], shared: Sequence[str], place: str) -> Rule:
         return rules[0]
     expression = " && ".join(f"({rule.expression})" for rule in rules)
     for path in shared:
-        expression = _look_up_once(path, expression)
+        expression = _bind_variable(path, expression)
     messages = " + ".join(f"(({rule.expression}) ? '' : {_named_message(rule, place)})" for rule in rules)
     return Rule(
         expression,
@@ -121,7 +121,7 @@ def merge(rules: Sequence[Rule], shared: Sequence[str], place: str) -> Rule:
     )
 
 
-def _look_up_once(path: str, expression: str) -> str:
+def _bind_variable(path: str, expression: str) -> str:
     """The expression with a variable for a path, but where the API server could then not estimate its cost."""
     name = path.rpartition(".")[2]
     place = re.escape(path)

@@ -372,13 +372,8 @@ def _after_checkpoint(rule: Rule) -> Rule:
 
 
 _SHARED: Final = (
-    "self.training.evaluation",
-    "self.training.objective",
-    "self.training.optimizer",
-    "self.model.task",
-    "self.dataset",
-    "self.execution",
-    "self.output",
+    *(f"self.training.{field}" for field in ("evaluation", "objective", "optimizer")),
+    *("self.model.task", "self.dataset", "self.execution", "self.output"),
 )
 """CEL paths that many of the rules read that span sections."""
 _SPANNING: Final = (*USER_CODE_RULES, *LIMIT_RULES, *_SPEC, *STORAGE_RULES, *REPRODUCIBLE_RULES, *PRECISION_RULES)
