@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import boto3
 import pytest
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
 from spotune_trainer.data.stores import find
@@ -106,8 +107,20 @@ def running_emulator(emulator: emulators.Emulator, *options: str, port_option: s
             process.kill()
 
 
+def _one_at_a_time(put: Callable[[S3Response], Any]) -> Callable[[S3Response], Any]:
+    """Makes conditional writes atomic, as those of S3 are: moto looks for the object first, and then writes it."""
+    lock = Lock()
+
+    def locked(response: S3Response) -> Any:
+        with lock:
+            return put(response)
+
+    return locked
+
+
 @contextmanager
 def _moto(patch: pytest.MonkeyPatch, scheme: str) -> Iterator[tuple[str, Bucket]]:
+    patch.setattr(S3Response, "put_object", _one_at_a_time(S3Response.put_object))
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
