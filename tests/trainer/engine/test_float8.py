@@ -224,6 +224,7 @@ def test_a_compiled_and_recomputed_adapter_on_a_base_in_fp8_resumes_exactly(runs
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_zero_stages_give_the_same_losses(runs: Runs) -> None:
     """Scales come from whole matrices at all stages: stage 3 gathers the bfloat16 weights before they are cast."""
     found = []

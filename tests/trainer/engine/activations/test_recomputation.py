@@ -40,6 +40,7 @@ def test_attention_is_computed_again_only_if_its_output_is_not_kept(saves_attent
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_compiled_layers_with_dropout_are_recomputed_to_the_same_bits() -> None:
     """All bits of float32; in 16 bit, a tensor that is computed again within a kernel is not rounded."""
     whole, selective = make_model(LAYERS, adapter=True), make_model(LAYERS, adapter=True)
