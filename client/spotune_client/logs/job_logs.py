@@ -198,14 +198,14 @@ def _supervisor_lines(
     try:
         with PodHttpConnection(connection) as server:
             server.request("GET", f"/logs?{urlencode(parameters)}")
-            response = server.getresponse()
-            if response.status != HTTPStatus.OK:
-                reason = " ".join(response.read().decode(errors="replace").split())
-                raise KubernetesError(f"the supervisor in pod {pod} returned no logs ({response.status}: {reason})")
-            remainder = b""
-            while chunk := response.read1(_CHUNK_BYTES):
-                *whole, remainder = (remainder + chunk).split(b"\n")
-                yield from (line.decode(errors="replace") for line in whole)
+            with server.getresponse() as response:
+                if response.status != HTTPStatus.OK:
+                    reason = " ".join(response.read().decode(errors="replace").split())
+                    raise KubernetesError(f"the supervisor in pod {pod} returned no logs ({response.status}: {reason})")
+                remainder = b""
+                while chunk := response.read1(_CHUNK_BYTES):
+                    *whole, remainder = (remainder + chunk).split(b"\n")
+                    yield from (line.decode(errors="replace") for line in whole)
     except (http.client.HTTPException, OSError) as error:
         if idle is None:
             raise KubernetesError(f"the connection to {pod} broke ({str(error) or type(error).__name__})") from error
