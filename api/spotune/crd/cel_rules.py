@@ -70,12 +70,8 @@ def single_rules(rules: Iterable[Rule]) -> Iterator[Rule]:
         yield from rule.combines or (rule,)
 
 
-def unless_absent(rule: Rule, *sections: str) -> Rule:
-    """A rule that holds as well if an object has none of the optional sections (CEL paths) that it reads."""
-    return _guarded(rule, _sections_read(rule, sections))
-
-
 def _guarded(rule: Rule, sections: Iterable[str]) -> Rule:
+    """A rule that holds as well if an object has none of the optional sections (CEL paths)."""
     absent = "".join(f"!has({section}) || " for section in sections)
     return replace(rule, expression=f"{absent}({rule.expression})") if absent else rule
 

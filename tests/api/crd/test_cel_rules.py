@@ -14,7 +14,6 @@ from spotune.crd.cel_rules import (
     merged,
     single_rules,
     unchanged,
-    unless_absent,
 )
 from spotune.crd.job_rules import JOB_RULES
 from spotune.crd.structural_schema import VALIDATIONS
@@ -27,11 +26,10 @@ OBJECTIVE = "self.training.objective"
 
 def test_rules_of_absent_sections_hold() -> None:
     rule = Rule("self.model.task == 'seq2seq' || self.dataset.text == ''", "message")
-    guarded = unless_absent(rule, "self.model", "self.dataset").expression
-    assert guarded == f"!has(self.model) || !has(self.dataset) || ({rule.expression})"
-    assert (
-        unless_absent(Rule("self.training.seed == 1", "message"), "self.model").expression == "self.training.seed == 1"
-    )
+    [guarded] = merged([rule], OPTIONAL_SECTIONS, (), "spec")
+    assert guarded.expression == f"!has(self.model) || !has(self.dataset) || ({rule.expression})"
+    [other] = merged([Rule("self.training.seed == 1", "message")], OPTIONAL_SECTIONS, (), "spec")
+    assert other.expression == "self.training.seed == 1"
 
 
 def test_defaults_in_cel_leave_out_what_a_rule_cannot_read() -> None:
