@@ -77,6 +77,17 @@ def test_status_does_not_go_back_when_one_head_after_another_is_lost(watched: Wa
     assert (found["phase"], found["step"], found["epoch"]) == ("Starting", 170, 2.5)
 
 
+def test_workers_may_lose_their_head_before_their_first_step(watched: Watched) -> None:
+    """Their report has no step then."""
+    path = watched.directory.generation_logs(2).progress
+    starting = {"time": 1.0, "startedAt": 1.0, "part": "startup", "seconds": {}, "startup": {}, "phase": "Loading"}
+    files.write_json(path, {**starting, "heartbeat": 1})
+    assert watched.shown(STARTING) == STARTING, "they may have been lost with the head"
+    files.write_json(path, {**starting, "heartbeat": 2})
+    assert (watched.shown(STARTING)["phase"], watched.shown(STARTING)["step"]) == ("Loading", 75)
+    assert watched.shown(STARTING, after=60.0) == STARTING
+
+
 def test_heartbeats_before_the_loss_of_the_driver_prove_nothing(watched: Watched) -> None:
     watched.beat(100)
     watched.shown({**STARTING, "phase": "Training"})

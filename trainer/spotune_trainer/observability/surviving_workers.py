@@ -81,7 +81,8 @@ class SurvivingWorkers:
             silent = self._silent_seconds(generation, int(progress["heartbeat"]))
             usual = progress.get("heartbeatSeconds")
             if silent is None or silent > max_silence(None if usual is None else float(usual)):
-                return {**status, **_reached(progress)} if progress["step"] > (status.get("step") or 0) else status
+                is_further = (progress.get("step") or 0) > (status.get("step") or 0)  # it has no step before the first
+                return {**status, **_reached(progress)} if is_further else status
             times = {"ageSeconds": silent, "silentSeconds": silent}
             return {**status, **status_fields(progress), **times, "adopting": True, "message": WORKERS_TRAIN_ON}
 

@@ -149,10 +149,17 @@ class RunWatch:
         self.status = status
         self.heartbeat.observe(status["heartbeat"], time.monotonic())
         self.highest_step = max(self.highest_step, status.get("step") or 0)
-        self._view.show(self._surviving.shown(status, time.time() - status["time"]))
+        self._view.show(self._shown(status))
         if self._show_startup and status["phase"] == "Training" and self._has_stepped():
             self._show_startup = False
             self._view.log(startup_message({**self.startup_seconds, **status.get("startup", {})}))
+
+    def _shown(self, status: dict[str, Any]) -> dict[str, Any]:
+        """The status, or what its workers do without the driver. A report that cannot be read does not end the job."""
+        try:
+            return self._surviving.shown(status, time.time() - status["time"])
+        except files.UnreadableFileError:
+            return status
 
     def _has_stepped(self) -> bool:
         return (self.status.get("step") or 0) > (self.status.get("resumedFromStep") or 0)
