@@ -57,7 +57,9 @@ def outcome(scenario: SweepScenario) -> list[tuple[int, str, Any, Any]]:
     return [(each.number, each.state, each.parameters, each.value) for each in scenario.status.trials]
 
 
-@pytest.mark.parametrize("sections", [RANDOM, TPE, ASHA], ids=["random", "tpe", "grid-and-asha"])
+@pytest.mark.parametrize(
+    "sections", [RANDOM, pytest.param(TPE, marks=pytest.mark.long), ASHA], ids=["random", "tpe", "grid-and-asha"]
+)
 def test_a_restart_at_any_action_changes_nothing(sections: dict[str, Any]) -> None:
     expected = run(SweepScenario(a_sweep(**sections)), {})
     assert len(set(expected.creations)) == len(expected.creations) == expected.sweep.spec.num_trials

@@ -204,7 +204,7 @@ def test_a_damaged_object_is_refused_by_all_ranks(machines: Machines) -> None:
     assert "rank-1.bin in the bucket does not have the checksum of its manifest" in str(second.results[0])
 
 
-@pytest.mark.parametrize("cut_off", [(1,), (0, 1)])
+@pytest.mark.parametrize("cut_off", [(1,), pytest.param((0, 1), marks=pytest.mark.long)])
 def test_a_commit_waits_until_all_ranks_reach_the_bucket(
     machines: Machines, tmp_path: Path, cut_off: tuple[int, ...]
 ) -> None:

@@ -87,6 +87,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> JobDirectory:
     return finished
 
 
+@pytest.mark.long
 def test_torchrun_trains_through_a_killed_process_to_the_bits_of_an_undisturbed_run(
     directory: JobDirectory, undisturbed: JobDirectory
 ) -> None:

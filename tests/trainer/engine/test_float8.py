@@ -113,6 +113,7 @@ def test_gradients_of_float8_modules_are_not_accumulated_by_their_products() -> 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which the compiler looks at
 @pytest.mark.parametrize("precision", ["fp8", "fp8-rowwise"])
+@pytest.mark.long
 def test_a_compiled_layer_saves_neither_8_bit_weights_nor_what_it_casts(precision: Any) -> None:
     """Saved casts of weights would be a copy of the model, also at ZeRO stage 3; `spotune plan` counts none."""
     tokens, wide = 256, SIZES["intermediate_size"]
@@ -176,7 +177,7 @@ def test_fp8_trains_as_bfloat16_does_and_to_other_bits(runs: Runs) -> None:
 
 
 CASES = [
-    pytest.param(Layout(2, 1), {}, id="stage 1"),
+    pytest.param(Layout(2, 1), {}, id="stage 1", marks=LONG),
     pytest.param(Layout(2, 3), {}, id="stage 3"),
     pytest.param(Layout(2, 2), ADAPTER, id="LoRA, stage 2"),
     pytest.param(Layout(2, 2), {"training": {"optimizer": "adamw8bit"}}, id="adamw8bit, stage 2", marks=LONG),

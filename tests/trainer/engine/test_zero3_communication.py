@@ -190,7 +190,13 @@ OUTSIDE = {"model.embed_tokens.weight", "model.norm.weight"}
 
 @pytest.mark.parametrize(
     ("frozen", "layers", "kept"),
-    [((), 0, set()), ((), 1, {2}), ((), 2, {1, 2}), ((), 3, {0, 1, 2}), (FROZEN, 2, None)],
+    [
+        ((), 0, set()),
+        pytest.param((), 1, {2}, marks=pytest.mark.long),
+        ((), 2, {1, 2}),
+        ((), 3, {0, 1, 2}),
+        (FROZEN, 2, None),
+    ],
     ids=["none", "one", "two", "all", "beside an adapter"],
 )
 def test_parameters_that_stay_gathered_are_gathered_once_a_step(

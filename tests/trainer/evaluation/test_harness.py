@@ -63,6 +63,7 @@ def test_scores_are_those_of_the_harness_for_the_exported_folder(tmp_path: Path,
     assert f"| {TASK}/acc | {expected[f'{TASK}/acc']:.4g} |" in (directory.export / "README.md").read_text()
 
 
+@pytest.mark.long
 def test_a_task_that_fails_at_the_end_leaves_a_trained_model_and_says_why(tmp_path: Path, runs: Runs) -> None:
     folder = write_task(tmp_path / "tasks")
     (folder / "rows.jsonl").unlink()

@@ -88,6 +88,7 @@ def test_the_reference_of_packed_pairs_is_the_same_at_any_world_size(tmp_path: P
     assert found[0] == found[1]
 
 
+@pytest.mark.long
 def test_evaluations_are_means_over_pairs(tmp_path: Path, runs: Runs) -> None:
     """Rows of one to several pairs are evaluated; a mean of rows would differ."""
     found = []

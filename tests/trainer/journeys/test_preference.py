@@ -130,12 +130,13 @@ def test_a_kill_in_the_reference_pass_loses_only_parts_in_work(tmp_path: Path, r
     ("objective", "layout"),
     [
         ("dpo", Layout(2, 1)),
-        pytest.param("dpo", Layout(2, 3), marks=LONG),
-        pytest.param("kto", Layout(2, 1), marks=LONG),
-        pytest.param("kto", Layout(2, 3), marks=LONG),
+        ("dpo", Layout(2, 3)),
+        ("kto", Layout(2, 1)),
+        ("kto", Layout(2, 3)),
     ],
     ids=str,
 )
+@pytest.mark.long
 def test_the_reference_of_an_adapter_is_its_base(tmp_path: Path, runs: Runs, objective: str, layout: Layout) -> None:
     job = preference_job(tmp_path, objective, adapter=ADAPTER, checkpoint={"every": HALF, "keep": 3})
     undisturbed = runs.empty(f"finished-adapter-{objective}")
@@ -192,6 +193,7 @@ def test_steps_and_evaluations_report_rewards(tmp_path: Path, runs: Runs) -> Non
     assert result.summary["evalLoss"] < np.log(2), "the loss of a model that prefers neither answer"
 
 
+@pytest.mark.long
 def test_kto_reports_rewards_by_label_at_any_world_size(tmp_path: Path, runs: Runs) -> None:
     job = preference_job(
         tmp_path, "kto", dataset={"eval": {"fraction": 0.25}}, training={"evaluation": {"everySteps": HALF}}

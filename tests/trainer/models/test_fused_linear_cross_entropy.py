@@ -111,6 +111,7 @@ def test_chunks_have_equal_rows_that_are_a_multiple_of_128(rows: int, vocabulary
     assert [min(chunk, rows - start) for start in range(0, rows, chunk)] == expected
 
 
+@pytest.mark.long
 def test_training_compiles_for_each_number_of_rows_and_evaluation_once() -> None:
     torch.compiler.reset()
     head = torch.nn.Linear(4, VOCABULARY)

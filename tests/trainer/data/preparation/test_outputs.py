@@ -90,7 +90,9 @@ def ending_after(parts: int) -> Callable[[PrepareProgress], None]:
 
 
 @pytest.mark.parametrize("bucket", WRITABLE, indirect=True)
-@pytest.mark.parametrize("options", [OPTIONS, SPLIT], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    "options", [pytest.param(OPTIONS, id="whole"), pytest.param(SPLIT, id="split", marks=pytest.mark.long)]
+)
 def test_a_bucket_gets_the_files_of_a_folder_and_nothing_stays_on_the_node(
     tokenizer: PreTrainedTokenizerBase,
     tmp_path: Path,

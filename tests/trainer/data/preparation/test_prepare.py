@@ -319,6 +319,7 @@ def descendants(pid: int) -> list[int]:
     return children + [pid for child in children for pid in descendants(child)]
 
 
+@pytest.mark.long
 def test_two_processes_write_the_same_bytes_as_one_and_exit_with_their_parent(
     tokenizer: PreTrainedTokenizerBase, tmp_path: Path
 ) -> None:

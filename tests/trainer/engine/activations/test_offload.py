@@ -70,6 +70,7 @@ def test_inputs_of_recomputed_layers_wait_on_the_host() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_compiled_layers_offload_their_input_and_attention() -> None:
     plain, model = make_model(LAYERS), make_model(LAYERS)
     compile_layers(plain, repeated_layers(plain))

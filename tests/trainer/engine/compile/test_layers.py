@@ -45,7 +45,8 @@ def test_layers_with_the_same_code_are_compiled_once() -> None:
     assert compiled[0] == compiled[1] > 0
 
 
-@pytest.mark.parametrize("stage", [pytest.param(1, marks=pytest.mark.long), 3])
+@pytest.mark.parametrize("stage", [1, 3])
+@pytest.mark.long
 def test_a_compiled_run_matches_an_eager_one_and_resumes_exactly(runs: Runs, stage: int) -> None:
     layout = Layout(world_size=2, zero_stage=stage)
     job = runs.job("causal", dropout=False, execution={"compile": True})

@@ -78,6 +78,7 @@ def test_wandb_has_one_run_without_gaps_or_repeated_points(directory: JobDirecto
     assert run.config["model"]["value"]["source"] == "/m"
 
 
+@pytest.mark.long
 def test_wandb_offline_writes_every_step_once(directory: JobDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     job = make_job("/m", tracking={"tensorboard": False, "wandb": {"project": "sql"}})
