@@ -113,6 +113,8 @@ class FaultInjector:
             generation = newest_generation(self.run)
             if generation < self._next_generation or (needs_rank and not self.run.ranks()):
                 return False
+            if kind is FaultKind.KILL_DRIVER and not self.run.has_driver():
+                return False
             if at_step and self.run.last_step() < fault.after_step:
                 return False
             return is_at(point, self.run, generation) and not (changes and not has_comparable_steps(self.run))

@@ -126,10 +126,17 @@ class LiveRun:
 
     def driver(self) -> Process:
         """The process of the running driver."""
-        jobs = self._members(lambda command: "-m spotune_trainer.driver" in command)
+        jobs = self._jobs()
         assert jobs, "no driver runs"
         early = self._members(lambda command: "spotune_trainer.driver.__main__ import start_early" in command)
         return (early or jobs)[-1]
+
+    def has_driver(self) -> bool:
+        """Whether a driver runs. Workers train on without one after the loss of the head."""
+        return bool(self._jobs())
+
+    def _jobs(self) -> list[Process]:
+        return self._members(lambda command: "-m spotune_trainer.driver" in command)
 
     def ranks(self) -> dict[int, Process]:
         """The running processes of the newest generation by rank, from the pids in their logs."""
