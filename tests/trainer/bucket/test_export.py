@@ -10,6 +10,7 @@ from spotune.job import CheckpointSpec
 from spotune.prompting.export_manifest import MANIFEST
 from spotune_trainer import files
 from spotune_trainer.bucket.client import Bucket
+from spotune_trainer.bucket.state_mirror import pull_job
 from spotune_trainer.export.to_bucket import download_export, upload_exports
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training_functions.checkpoints import FolderCheckpoints
@@ -40,6 +41,18 @@ def test_export_of_this_machine_is_not_downloaded(bucket: Bucket, tmp_path: Path
     written = (machine.export / "model.safetensors").stat().st_mtime_ns
     download_export(machine)
     assert (machine.export / "model.safetensors").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("folder", ["export", "export-ema"])
+def test_a_machine_that_comes_back_has_the_newest_export(bucket: Bucket, tmp_path: Path, folder: str) -> None:
+    """The job was made longer and trained on another machine meanwhile."""
+    first, other = linked_directory(bucket, tmp_path / "first"), linked_directory(bucket, tmp_path / "other")
+    for step, machine in enumerate((first, other), start=1):
+        export(machine, step)
+        machine.export.rename(machine.root / folder)
+        upload_exports(machine, lambda: None)
+    pull_job(bucket, first)
+    assert (first.root / folder / "model.safetensors").read_text() == "weights of step 2"
 
 
 def test_without_a_bucket_the_export_stays_as_it_is(tmp_path: Path) -> None:
