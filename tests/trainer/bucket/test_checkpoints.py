@@ -245,6 +245,41 @@ def test_a_withdrawn_claim_takes_nothing_out_of_the_lineage(machines: Machines) 
     assert checkpoint.name == CheckpointName(10, 1)
 
 
+def test_a_machine_that_saw_a_withdrawn_claim_learns_what_became_of_its_number(
+    machines: Machines, bucket: Bucket
+) -> None:
+    """The group whose commit was found sees the claim as well. Its machine may be one of the next group."""
+    worker, driver = machines.new(), machines.new()
+    claim(worker, None)
+    commit(checkpointers([worker]), 10)
+    for restored in (None, CheckpointName(10, 1)):
+        generation = claim(driver, None)
+        refresh(bucket, worker)
+        assert list_generations(worker)[-1] == generation
+        withdraw(driver, generation)
+        claimed = [claim(driver, restored)] if restored else []
+        refresh(bucket, worker)
+        assert list_generations(worker)[1:] == claimed
+
+
+def test_a_machine_learns_of_commits_while_a_group_deletes_others(
+    machines: Machines, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group outlives its head. The next one downloads one manifest after the other."""
+    home = machines.new()
+    claim(home, None)
+    ranks = checkpointers([home], keep=1)
+    commit(ranks, 5)
+    listed = list_checkpoint_files(bucket)
+    commit(ranks, 10)
+    monkeypatch.setattr(
+        "spotune_trainer.bucket.checkpoints.list_checkpoint_files", lambda _: listed | list_checkpoint_files(bucket)
+    )
+    checkpoint = machines.choice()[1].checkpoint
+    assert checkpoint is not None
+    assert checkpoint.name == CheckpointName(10, 1)
+
+
 def test_racing_processes_on_several_machines_claim_every_number_once(machines: Machines) -> None:
     directories = [machines.new() for _ in range(2)]
     commands = [[sys.executable, "-c", CLAIM, str(each.root)] for each in directories]

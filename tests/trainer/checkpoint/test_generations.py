@@ -87,6 +87,15 @@ def test_a_withdrawn_claim_takes_nothing_out_of_the_lineage(directory: JobDirect
     assert claim(directory, CheckpointName(20, 1)).number == 2
 
 
+def test_a_claim_that_is_withdrawn_while_others_read_it_is_no_error(
+    directory: JobDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim(directory, None)
+    withdraw(directory, claim(directory, None))
+    monkeypatch.setattr(JobDirectory, "generation_numbers", lambda _: [1, 2])  # as listed before
+    assert list_generations(directory) == [Generation(1, None)]
+
+
 def test_a_generation_records_what_it_started_from(directory: JobDirectory) -> None:
     assert list_generations(directory) == []
     claim(directory, None)

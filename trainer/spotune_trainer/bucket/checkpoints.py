@@ -14,6 +14,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +38,9 @@ def refresh(bucket: Bucket, directory: JobDirectory) -> dict[str, dict[str, int]
     Raises:
         BucketError: the bucket cannot be read.
     """
-    for name in bucket.list(_GENERATIONS):
+    claimed = bucket.list(_GENERATIONS)
+    _forget_withdrawn(bucket, directory, claimed)
+    for name in claimed:
         _, generation, file = name.split("/")
         if not (directory.generations / generation).exists() and (content := bucket.read(name)) is not None:
             _put_record(directory.generations / generation, file, content)
@@ -47,7 +50,7 @@ def refresh(bucket: Bucket, directory: JobDirectory) -> dict[str, dict[str, int]
         _fetch_manifest(bucket, directory.checkpoints / name, sizes)
     for manifest in directory.checkpoints.glob(f"*/{_MANIFEST}"):
         if manifest.parent.name not in committed:  # deleted by a later generation on another machine
-            manifest.unlink()
+            manifest.unlink(missing_ok=True)
             shutil.rmtree(manifest.parent, ignore_errors=True)
     return listed
 
@@ -182,6 +185,27 @@ def _put_record(folder: Path, file: str, content: bytes) -> None:
             raise
 
 
+def remove_record(folder: Path) -> None:
+    """Remove the folder of a generation, which disappears with its record. Other processes may do so, too."""
+    draft = folder.with_name(f".claim-{uuid.uuid4().hex[:8]}")
+    with suppress(FileNotFoundError):
+        folder.rename(draft)
+        files.fsync_directory(folder.parent)
+        shutil.rmtree(draft)
+
+
+def _forget_withdrawn(bucket: Bucket, directory: JobDirectory, claimed: Iterable[str]) -> None:
+    """Remove generations whose claims were withdrawn. The number of the newest one may have been claimed again."""
+    listed, numbers = {name.split("/")[1] for name in claimed}, directory.generation_numbers()
+    for number in numbers:
+        folder = directory.generations / f"{number:07d}"
+        if folder.name not in listed or number == numbers[-1]:
+            with suppress(FileNotFoundError):  # another process has removed it
+                for path in folder.iterdir():
+                    if bucket.read(f"{_GENERATIONS}/{folder.name}/{path.name}") != path.read_bytes():
+                        remove_record(folder)
+
+
 def _fetch_manifest(bucket: Bucket, folder: Path, sizes: dict[str, int]) -> None:
     """Write sizes and manifest of a committed checkpoint to its folder, the manifest last."""
     if _MANIFEST not in sizes:
@@ -191,4 +215,6 @@ def _fetch_manifest(bucket: Bucket, folder: Path, sizes: dict[str, int]) -> None
     if files.read_json(folder / BUCKET_FILES) != sizes:
         files.write_json(folder / BUCKET_FILES, sizes, durable=False)
     if not (folder / _MANIFEST).exists():
-        bucket.download(f"{_CHECKPOINTS}/{folder.name}/{_MANIFEST}", folder / _MANIFEST)
+        content = bucket.read(f"{_CHECKPOINTS}/{folder.name}/{_MANIFEST}")
+        if content is not None:  # otherwise a worker group has deleted it since it was listed
+            files.write_bytes(folder / _MANIFEST, content, durable=False)

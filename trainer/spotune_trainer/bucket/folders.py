@@ -1,18 +1,22 @@
-"""Folders of files that are written once: shards, reference log-probabilities, exports."""
+"""Folders of files: shards and reference log-probabilities, which are written once, and exports, which are replaced."""
 
 from __future__ import annotations
 
 import fcntl
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Final
 
+from spotune.prompting.export_manifest import MANIFEST
 from spotune_trainer.bucket.appended import logs_in, pull_log
 from spotune_trainer.bucket.client import Bucket
 from spotune_trainer.job_directory.layout import JobDirectory
 
 _LOCK_POLL_SECONDS: Final = 0.2
+_LAST_OF_EXPORTS: Final = (MANIFEST, "manifest.json")
+"""What `replace_folder` uploads last: of an export, and of files that code of the user has saved."""
 
 
 def push_folder(
@@ -77,6 +81,14 @@ def pull_folder(
     sizes = bucket.list(str(folder.relative_to(directory.root)))
     missing = [name for name, size in sizes.items() if _size(directory.root / name) != size]
     bucket.download_all(((name, directory.root / name) for name in missing), heartbeat)
+
+
+def pull_export(bucket: Bucket, directory: JobDirectory, folder: Path) -> None:
+    """As `pull_folder`, for a folder that `replace_folder` uploads: files of another export may have the same sizes."""
+    for path in (folder / name for name in _LAST_OF_EXPORTS):
+        if path.exists() and bucket.read(str(path.relative_to(directory.root))) not in (None, path.read_bytes()):
+            shutil.rmtree(folder)
+    pull_folder(bucket, directory, folder)
 
 
 def pull_for_ranks(bucket: Bucket, directory: JobDirectory, heartbeat: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from typing import Final, Self
 from spotune.errors import InfrastructureError, SupersededError
 from spotune_trainer.bucket.checkpoints import refresh
 from spotune_trainer.bucket.client import Bucket, BucketError
-from spotune_trainer.bucket.folders import pull_folder, pull_generation_logs
+from spotune_trainer.bucket.folders import pull_export, pull_folder, pull_generation_logs
 from spotune_trainer.bucket.link import Link, link_of, put_link
 from spotune_trainer.bucket.writer import StateUpload, claim_writer, pull_state
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -26,7 +26,8 @@ _LAST_PUSH_SECONDS: Final = 300.0
 
 DATA: Final = ("data",)
 """What the head of a cluster downloads beside state and logs. Its workers download the other folders."""
-_ALL: Final = ("data", "reference", "export", "export-ema")
+_EXPORTS: Final = ("export", "export-ema")
+_ALL: Final = ("data", "reference", *_EXPORTS)
 
 
 def pull_job(bucket: Bucket, directory: JobDirectory, folders: Iterable[str] = _ALL) -> None:
@@ -37,7 +38,7 @@ def pull_job(bucket: Bucket, directory: JobDirectory, folders: Iterable[str] = _
     Args:
         bucket: the bucket.
         directory: of the job.
-        folders: names of the folders with files that are written once, such as data.
+        folders: names of the folders with other files, such as data.
 
     Raises:
         BucketError: the bucket cannot be read.
@@ -48,7 +49,8 @@ def pull_job(bucket: Bucket, directory: JobDirectory, folders: Iterable[str] = _
     refresh(bucket, directory)
     pull_generation_logs(bucket, directory)
     for folder in folders:
-        pull_folder(bucket, directory, directory.root / folder)
+        pull = pull_export if folder in _EXPORTS else pull_folder
+        pull(bucket, directory, directory.root / folder)
 
 
 @contextmanager

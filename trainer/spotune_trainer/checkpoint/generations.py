@@ -20,7 +20,6 @@ so the driver looks for one after its claim, and withdraws the claim if there is
 from __future__ import annotations
 
 import errno
-import shutil
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -30,7 +29,12 @@ from typing import Any
 
 from spotune.errors import JobError, SupersededError
 from spotune_trainer import files
-from spotune_trainer.bucket.checkpoints import claim_generation, newest_generation, withdraw_generation
+from spotune_trainer.bucket.checkpoints import (
+    claim_generation,
+    newest_generation,
+    remove_record,
+    withdraw_generation,
+)
 from spotune_trainer.bucket.link import bucket_of
 from spotune_trainer.checkpoint.layout import Checkpoint, CheckpointName, UnusableCheckpoint, list_checkpoints
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -82,7 +86,8 @@ class ResumeChoice:
 
 def list_generations(directory: JobDirectory) -> list[Generation]:
     """All generations of the job, oldest first."""
-    return [_read(directory.generations / f"{number:07d}") for number in directory.generation_numbers()]
+    found = (_read(directory.generations / f"{number:07d}") for number in directory.generation_numbers())
+    return [generation for generation in found if generation is not None]
 
 
 def latest_generation(directory: JobDirectory) -> int:
@@ -136,11 +141,7 @@ def withdraw(directory: JobDirectory, generation: Generation) -> None:
     bucket = bucket_of(directory)
     if bucket is not None:
         withdraw_generation(bucket, generation.number)
-    folder = directory.generations / f"{generation.number:07d}"
-    draft = folder.with_name(f".claim-{uuid.uuid4().hex[:8]}")
-    folder.rename(draft)
-    files.fsync_directory(directory.generations)
-    shutil.rmtree(draft)
+    remove_record(directory.generations / f"{generation.number:07d}")
 
 
 def last_logged_step(directory: JobDirectory, generation: int, first_step: int) -> int:
@@ -246,9 +247,12 @@ def steps_after(directory: JobDirectory, after: int) -> list[dict[str, Any]]:
     return records
 
 
-def _read(path: Path) -> Generation:
+def _read(path: Path) -> Generation | None:
+    """The generation of a folder; None if its claim was withdrawn meanwhile."""
     value = files.read_json(path / _RESTORED)
     if value is None:
+        if not path.exists():
+            return None
         raise ValueError(f"{path} has no {_RESTORED}: spotune did not make this folder")
     with files.reading(path / _RESTORED):
         name, number = value["checkpoint"], int(path.name)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from spotune.errors import InfrastructureError
 from spotune_trainer.checkpoint.fragment import Fragment
-from spotune_trainer.checkpoint.in_bucket.files import BucketFiles
+from spotune_trainer.checkpoint.in_bucket.files import BucketFiles, DamagedFileError
 from spotune_trainer.checkpoint.layout import Checkpoint, file_label
 from spotune_trainer.checkpoint.memory.digests import SegmentDigests
 from spotune_trainer.checkpoint.memory.node_memory import RankMemory
@@ -166,7 +166,12 @@ class Restore:
 
     def _header(self, in_bucket: BucketFiles, file: str) -> bytes:
         """The header of a file in the bucket, or of the copy that another node has in memory."""
-        return self._at_peers[file][0].header if file in self._at_peers else in_bucket.header(file)
+        if file in self._at_peers:
+            return self._at_peers[file][0].header
+        try:
+            return in_bucket.header(self._entries[file])
+        except DamagedFileError as error:
+            raise CorruptCheckpointError(str(self._checkpoint.name), str(error)) from error
 
     def _fetch(self) -> None:
         """Download what this rank reads from the bucket, verified."""

@@ -136,8 +136,21 @@ class FolderCheckpoints:
             self._whole = name
 
     def is_output(self, name: CheckpointName) -> bool:
-        """Whether a checkpoint is the model of a program, with which training does not continue."""
-        found = open_checkpoint(self._directory.checkpoints / str(name))
+        """Whether a checkpoint is the model of a program, with which training does not continue.
+
+        All ranks call it together, and have the same answer, although few nodes may have the manifest yet.
+
+        Raises:
+            BucketError: on all ranks; the bucket cannot be read.
+        """
+        folder = self._directory.checkpoints / str(name)
+        with self.heartbeats():
+            return any(self._ranks.gather_results(lambda: self._is_output(folder)))
+
+    def _is_output(self, folder: Path) -> bool:
+        if self._bucket is not None:
+            fetch_manifest(self._bucket, folder)
+        found = open_checkpoint(folder)
         return isinstance(found, Checkpoint) and found.manifest.is_output
 
     def commit(

@@ -62,21 +62,24 @@ class BucketFiles:
         bucket = bucket_of(JobDirectory(folder.parent.parent))
         return cls(bucket, folder) if bucket is not None and (folder / BUCKET_FILES).exists() else None
 
-    def header(self, name: str) -> bytes:
+    def header(self, file: CommittedFile) -> bytes:
         """What a file in the bucket begins with, up to its first tensor.
 
         A copy on this machine is not read: it would have to be verified as a whole, for its first bytes.
 
         Raises:
             BucketError: the bucket cannot be read.
-            DamagedFileError: it has no such file, or one that is too short.
+            DamagedFileError: it has no such file, or another one than was committed.
         """
+        name = self._name(file.name)
         try:
-            start = self._bucket.read_start(self._name(name), _HEADER_GUESS_BYTES)
+            start = self._bucket.read_start(name, _HEADER_GUESS_BYTES)
             length = _LENGTH.size + _LENGTH.unpack(start[: _LENGTH.size])[0]
-            return start[:length] if length <= len(start) else self._bucket.read_start(self._name(name), length)
+            if length > file.size:
+                raise DamagedFileError(f"{file.name} in the bucket has a header that is longer than the file")
+            return start[:length] if length <= len(start) else self._bucket.read_start(name, length)
         except (FileNotFoundError, struct.error) as error:
-            raise DamagedFileError(f"{name} in the bucket cannot be read: {error}") from error
+            raise DamagedFileError(f"{file.name} in the bucket cannot be read: {error}") from error
 
     def fetch(self, files: Iterable[CommittedFile], heartbeat: Callable[[], None] = lambda: None) -> None:
         """Have these files on this machine, with their checksums. Of the processes of a machine, one downloads a file.
