@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -10,10 +11,12 @@ from pydantic import BaseModel
 from spotune.job import FinetuneJobStatus
 from spotune.service import ModelServiceStatus
 from spotune.sweep import FinetuneSweepStatus
-from spotune_operator.errors import NotFoundError
+from spotune_operator.errors import KubernetesError, NotFoundError
 from spotune_operator.kube.client import EVENTS, Manifest, Resource
 from spotune_operator.kube.merge_patch import merge_patch
 from spotune_operator.kube.phase_change import OnPhaseChange, PhaseChange, ignore, reason_of
+
+logger = logging.getLogger(__name__)
 
 
 class Server(Protocol):
@@ -94,7 +97,7 @@ class StatusWriter(Generic[Object, Status]):
         if not changes:
             return True
         for event in self._events(cached, previous, status):
-            await self._server.create(EVENTS, event)
+            await self._create(event)
         try:
             patch = {"metadata": {"uid": cached.uid}, "status": changes}
             written = await self._server.patch(self._resource, *cached.key, patch, "status")
@@ -104,6 +107,15 @@ class StatusWriter(Generic[Object, Status]):
         if "phase" in changes and content["phase"] != previous.phase:
             self._phase_changed(_phase_change(self._resource, cached, previous.phase, status, written))
         return True
+
+    async def _create(self, event: Manifest) -> None:
+        """Create an Event. If the API server limits or refuses it, it is left out: nothing else may wait for it."""
+        try:
+            await self._server.create(EVENTS, event)
+        except KubernetesError as error:
+            if not error.status:  # it is unreachable
+                raise
+            logger.warning("an Event is left out: %s", error)
 
 
 def _phase_change(

@@ -84,7 +84,9 @@ def pods_to_replace(workers: Iterable[Pod], excluded_names: Iterable[str], progr
         excluded_names: The nodes that the RayCluster avoids already, so that KubeRay replaces the pods elsewhere.
         progress: Of the trainer; knows where ranks run.
     """
-    in_use = {each.node for each in progress.unfit_nodes or () if each.in_use}
+    if progress.unfit_nodes is None:  # the operator or the head has just started, and ranks may run anywhere
+        return []
+    in_use = {each.node for each in progress.unfit_nodes if each.in_use}
     names = set(excluded_names) - in_use
     return [pod for pod in workers if pod.node in names]
 

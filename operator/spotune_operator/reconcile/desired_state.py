@@ -305,9 +305,10 @@ class ReconcileContext:
     @cached_property
     def count(self) -> int:
         """The desired number of workers: ``workers.count``, if it is lower than before once the trainer knows that."""
-        # Also before they train: the last poll is some seconds old.
+        # Also before they train: the last poll is some seconds old. An operator that has just started waits for one.
         is_running = self.freshness.is_known and not self.is_still_stopping
-        unaware = is_running and is_unaware(self.progress.supervisor, self.job_file)
+        is_first = self.observed.poll is not None and self.freshness is Freshness.NO_RESPONSE
+        unaware = is_first or (is_running and is_unaware(self.progress.supervisor, self.job_file))
         before = desired_count(self.previous.workers)
         return present_count(self.job.spec.workers.count, before, self.observed.workers, is_unaware=unaware)
 

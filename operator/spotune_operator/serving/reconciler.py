@@ -15,9 +15,9 @@ from spotune.errors import JobError
 from spotune.job_file.load import parse_service
 from spotune.service import ModelService, ModelServiceStatus
 from spotune_operator.children.serving.groups import GATEWAY, REPLICAS
-from spotune_operator.errors import NotFoundError, RefusedError
+from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 from spotune_operator.kube.applier import ChildApplier
-from spotune_operator.kube.client import MODEL_SERVICES, RAY_CLUSTERS, SERVICE_CHILDREN, Kube
+from spotune_operator.kube.client import MODEL_SERVICES, RAY_CLUSTERS, RAY_SERVICES, SERVICE_CHILDREN, Kube
 from spotune_operator.kube.phase_change import OnPhaseChange, ignore
 from spotune_operator.kube.pod_deletion import delete_gracefully, force_delete, replace_unused
 from spotune_operator.kube.status_writer import StatusWriter
@@ -149,22 +149,39 @@ class ServiceReconciler:
         await delete_gracefully(self._kube, decision.delete_gracefully)  # first, because the node has only seconds left
         await force_delete(self._kube, decision.force_delete)
         await replace_unused(self._kube, decision.replace)
-        refused: dict[str, str] = {}
-        for manifest in decision.apply:  # in order: policies before pods
-            if error := await self._apply(key, manifest, observed):
-                refused[manifest["kind"]] = error
+        refused, failure = await self._apply_all(key, decision.apply, observed)
         for child in decision.delete:
-            await self._kube.delete(SERVICE_CHILDREN[child.kind], child.namespace, child.name, child.uid)
+            if failure is None or child.kind == RAY_SERVICES.kind:  # others are deleted after their successors exist
+                await self._kube.delete(SERVICE_CHILDREN[child.kind], child.namespace, child.name, child.uid)
         for cluster in decision.give_up:
             logger.warning("deleting RayCluster %s: KubeRay replaces it, and no cluster serves yet", cluster.name)
             await self._kube.delete(RAY_CLUSTERS, cluster.namespace, cluster.name, cluster.uid)
         for resize in decision.resize:
             if error := await self._resize(resize):
                 refused[RAY_CLUSTERS.kind] = error
+        if failure is not None:
+            raise failure
         if refused:
             self._refused[key] = refused
         else:
             self._refused.pop(key, None)
+
+    async def _apply_all(
+        self, key: ServiceKey, manifests: Sequence[dict[str, Any]], observed: ObservedService
+    ) -> tuple[dict[str, str], KubernetesError | None]:
+        """Apply children in order, policies before pods, until the API server fails: a webhook may do so for hours.
+
+        Returns:
+            Why it rejected children, by kind; and its failure, to be raised when all that relies on no apply is done.
+        """
+        refused: dict[str, str] = {}
+        try:
+            for manifest in manifests:
+                if error := await self._apply(key, manifest, observed):
+                    refused[manifest["kind"]] = error
+        except KubernetesError as failure:
+            return refused, failure
+        return refused, None
 
     async def _apply(self, key: ServiceKey, manifest: dict[str, Any], observed: ObservedService) -> str:
         """Apply a child; returns why the API server rejected it, empty if it did not."""

@@ -109,11 +109,11 @@ class SweepReconciler:
                 logger.info("deleting sweep %s/%s: its ttlSecondsAfterFinished is over", *key)
                 await self._kube.delete(FINETUNE_SWEEPS, *key, cached.uid, version=str(newest.version))
             return None
-        await self._execute(key, decision)
+        is_complete = await self._execute(key, decision)
         self._metrics.passes.labels("ok").inc()
         if self._refused.get(key, {}).keys() != observed.refused.keys():
             return 0.0  # reconcile at once: the status has to show the refusal, or that it is over
-        return decision.requeue_after
+        return decision.requeue_after if is_complete else self._settings.rejected_retry_seconds
 
     def _observe(self, cached: CachedSweep, sweep: FinetuneSweep, previous: FinetuneSweepStatus) -> ObservedSweep:
         trials = self._caches.trials(cached)
@@ -124,8 +124,10 @@ class SweepReconciler:
         taken = {name for name in others if self._jobs.job((cached.namespace, name)) is not None}
         return ObservedSweep(trials, frozenset(taken), dict(self._refused.get(cached.key, {})))
 
-    async def _execute(self, key: SweepKey, decision: SweepDecision) -> None:
+    async def _execute(self, key: SweepKey, decision: SweepDecision) -> bool:
+        """Execute a decision; returns False if a job has the name of a trial, and the caches did not have it."""
         refused: dict[str, str] = {}
+        created, is_complete = self._created.setdefault(key, set()), True
         for patch in decision.patch:  # first: they free nodes
             try:
                 await self._patch(patch)
@@ -136,7 +138,9 @@ class SweepReconciler:
             name = manifest["metadata"]["name"]
             try:
                 if await self._kube.create(FINETUNE_JOBS, manifest):
-                    self._created.setdefault(key, set()).add(name)
+                    created.add(name)
+                elif name not in created:  # it may be somebody else's: then nothing of it wakes the sweep
+                    is_complete = False
             except RefusedError as error:
                 logger.warning("creating FinetuneJob %s failed: %s", name, error)
                 refused[name] = str(error).partition("\n")[0]
@@ -144,6 +148,7 @@ class SweepReconciler:
             self._refused[key] = refused
         else:
             self._refused.pop(key, None)
+        return is_complete
 
     async def _patch(self, patch: TrialPatch) -> None:
         metadata = {**patch.changes["metadata"], "uid": patch.job.uid}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spotune.service import ModelServiceStatus
-from spotune_operator.errors import KubernetesError, NotFoundError
+from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
 from spotune_operator.kube.client import MODEL_SERVICES, Resource
 from spotune_operator.kube.phase_change import PhaseChange
 from spotune_operator.kube.status_writer import StatusWriter
@@ -40,10 +40,12 @@ class FakeServer:
     Attributes:
         requests: What was sent.
         error: Raised by patches.
+        event_error: Raised by the creation of Events.
     """
 
     requests: list[tuple[str, Any]] = field(default_factory=list)
     error: Exception | None = None
+    event_error: Exception | None = None
 
     async def patch(
         self, resource: Resource, namespace: str, name: str, changes: dict[str, Any], subresource: str = ""
@@ -55,6 +57,8 @@ class FakeServer:
 
     async def create(self, resource: Resource, manifest: dict[str, Any]) -> bool:
         self.requests.append((f"POST {resource.plural}", manifest))
+        if self.event_error is not None:
+            raise self.event_error
         return True
 
 
@@ -115,6 +119,29 @@ def test_other_errors_of_the_api_server_are_raised() -> None:
     with pytest.raises(KubernetesError, match="etcd leader changed"):
         bench.write(Cached(content_of(BEFORE)), BEFORE, AFTER)
     assert bench.written == []
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        KubernetesError("the EventRateLimit plugin allows no more", 429),
+        KubernetesError("the etcd of Events is away", 500),
+        RefusedError("exceeded quota: count/events", 403),
+    ],
+    ids=["limited", "failed", "refused"],
+)
+def test_a_status_does_not_wait_for_an_event_that_the_api_server_does_not_take(refusal: KubernetesError) -> None:
+    bench = Bench(FakeServer(event_error=refusal))
+    assert bench.write(Cached(content_of(BEFORE)), BEFORE, AFTER)
+    assert bench.server.requests[-1][1]["status"] == {"phase": "Serving", "readyReplicas": 1}
+    assert len(bench.written) == 1
+
+
+def test_an_unreachable_api_server_gets_the_event_and_the_status_later() -> None:
+    bench = Bench(FakeServer(event_error=KubernetesError("the API server cannot be reached")))
+    with pytest.raises(KubernetesError, match="cannot be reached"):
+        bench.write(Cached(content_of(BEFORE)), BEFORE, AFTER)
+    assert [words for words, _ in bench.server.requests] == ["POST events"]
 
 
 def test_a_change_of_the_phase_is_told_once_it_is_written() -> None:

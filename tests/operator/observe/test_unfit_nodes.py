@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from spotune_operator.observe.nodes import NodeView
+from spotune_operator.observe.supervisor_status import PollResult
 from spotune_operator.reconcile.decide import Decision
 from spotune_operator.reconcile.events import job_events
 from spotune_operator.reconcile.pinned import template_hashes
@@ -68,6 +69,21 @@ def test_pod_whose_rank_still_commits_is_left_alone() -> None:
     scenario = training_scenario()
     with_unfit_node(scenario, inUse=True)
     assert list(scenario.decide().delete_gracefully) == []
+
+
+@pytest.mark.parametrize("poll", [None, PollResult()], ids=["no head", "operator has just started"])
+def test_pod_stays_while_nobody_knows_whether_ranks_run_there(poll: PollResult | None) -> None:
+    """Workers may have outlived their head, and train or commit."""
+    scenario = training_scenario()
+    with_unfit_node(scenario, inUse=True)
+    known = scenario.observed.poll
+    scenario.observe(poll=poll)
+    assert list(scenario.decide().delete_gracefully) == []
+    assert [each.node for each in scenario.status.unfit_nodes] == ["n2"]
+    scenario.observe(poll=known)
+    assert list(scenario.decide().delete_gracefully) == []
+    with_unfit_node(scenario)
+    assert {pod.node for pod in scenario.decide().delete_gracefully} == {"n2"}
 
 
 @pytest.mark.parametrize(

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+
 from spotune.custom_resource import Condition
 from spotune.job import FinetuneJobStatus
+from spotune_operator.kube.conditions import ConditionStatus
 from spotune_operator.reconcile.restart_metrics import RestartMetrics
 from spotune_operator.runtime.metrics import Metrics
 
 KEY = ("team", "job")
 
 
-def a_status(*, training: bool, step: int, **restarts: int) -> FinetuneJobStatus:
-    condition = Condition(
-        type="Training",
-        status="True" if training else "False",
-        reason="Steps",
-        message="",
-        last_transition_time="2026-11-21T10:00:00Z",
-    )
+def a_status(
+    *, training: bool, step: int, others: Mapping[str, ConditionStatus] | None = None, **restarts: int
+) -> FinetuneJobStatus:
+    """A status with the condition Training and others, by type."""
+    statuses: dict[str, ConditionStatus] = {"Training": "True" if training else "False", **(others or {})}
+    conditions = [
+        Condition(type=name, status=status, reason="Steps", message="", last_transition_time="2026-11-21T10:00:00Z")
+        for name, status in statuses.items()
+    ]
     return FinetuneJobStatus.model_validate(
-        {"conditions": [condition], "highestStep": step, "restarts": {**restarts, "total": sum(restarts.values())}}
+        {"conditions": conditions, "highestStep": step, "restarts": {**restarts, "total": sum(restarts.values())}}
     )
 
 
@@ -80,4 +85,13 @@ def test_deleted_job_leaves_no_recovery_to_its_successor() -> None:
     bench.change(0, training=False, step=10)
     bench.restarts.forget(KEY)
     bench.change(30, training=True, step=11)
+    assert bench.value("spotune_operator_recovery_seconds_count") == 0
+
+
+@pytest.mark.parametrize("others", [{"Suspended": "Unknown"}, {"Suspended": "True"}, {"Complete": "True"}], ids=str)
+def test_a_job_that_was_suspended_or_had_ended_has_not_recovered(others: Mapping[str, ConditionStatus]) -> None:
+    bench = Bench()
+    bench.change(5, training=False, step=10, others=others)
+    bench.change(86400, training=False, step=10)
+    bench.change(60, training=True, step=11)
     assert bench.value("spotune_operator_recovery_seconds_count") == 0

@@ -43,11 +43,16 @@ def run_operator(server_has: Callable[[ApiServer], None], until: Callable[[ApiSe
             server.objects["finetunesweeps"] = [raw_sweep()]
             server_has(server)
             async with Manager(kube, SETTINGS), asyncio.timeout(20):
-                while not until(server):  # noqa: ASYNC110 - a server does not tell what it was asked
-                    await asyncio.sleep(0.01)
+                await holds(lambda: until(server))
             return server
 
     return asyncio.run(test())
+
+
+async def holds(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    while not condition():  # noqa: ASYNC110 - a server does not tell what it was asked
+        await asyncio.sleep(0.01)
 
 
 def status_of(server: ApiServer) -> dict[str, Any]:
@@ -112,6 +117,26 @@ def test_a_job_of_somebody_else_is_left_alone_and_named() -> None:
     assert stalled_message(server).startswith("a FinetuneJob t5-search-1 exists that this sweep did not create")
     names = [each.body["metadata"]["name"] for each in server.server.asked if each.words == f"POST {JOBS}"]
     assert set(names) <= {"t5-search-0"}
+
+
+def test_a_job_of_somebody_else_is_named_if_the_cache_did_not_have_it_yet() -> None:
+    job = SweepScenario().decide().create[0]
+    metadata = {"name": "t5-search-1", "namespace": "team", "uid": "u", "resourceVersion": "5", "generation": 1}
+
+    async def test() -> str:
+        async with api_server() as (server, kube):
+            server.objects["finetunesweeps"] = [raw_sweep()]
+            server.instead["POST finetunejobs"] = answering(409, "it exists")
+            async with Manager(kube, SETTINGS) as manager, asyncio.timeout(20):
+                await holds(lambda: JOBS in server.asked("POST"))
+                await asyncio.sleep(0.2)  # no event of the sweep itself is left
+                other = {**job, "metadata": {**metadata, "creationTimestamp": "2026-01-01T00:00:00Z"}}
+                server.objects["finetunejobs"] = [other]
+                manager.on_job("ADDED", other)
+                await holds(lambda: bool(stalled_message(server)))
+            return stalled_message(server)
+
+    assert asyncio.run(test()).startswith("a FinetuneJob t5-search-1 exists that this sweep did not create")
 
 
 def test_a_refusal_is_shown_and_tried_again() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from spotune_operator.observe.supervisor_status import PollResult
 from spotune_operator.reconcile.limits.fewer_workers import desired_count
 from tests.operator.support.scenarios import SETTINGS, Scenario, a_cluster_job, replicas, training_scenario
 
@@ -72,6 +73,23 @@ def test_unreachable_supervisor_is_not_waited_for() -> None:
     scenario.polls_fail(since=scenario.now)
     assert replicas(scenario.decide(after=5)) == {"workers": 2}
     assert replicas(scenario.decide(after=SETTINGS.unreachable_seconds)) == {"workers": 1}
+
+
+def test_an_operator_that_has_just_started_waits_for_its_first_poll() -> None:
+    """It does not know whether the trainer has read the present job file."""
+    scenario = resized()
+    scenario.observe(poll=PollResult())
+    assert replicas(scenario.decide()) == {"workers": 2}
+    scenario.polls_fail(since=scenario.now)
+    assert replicas(scenario.decide(after=5)) == {"workers": 2}
+    assert replicas(scenario.decide(after=SETTINGS.unreachable_seconds)) == {"workers": 1}
+
+
+def test_workers_without_a_head_are_not_waited_for() -> None:
+    """The next driver reads the present job file."""
+    scenario = resized()
+    scenario.observe(poll=None)
+    assert replicas(scenario.decide()) == {"workers": 1}
 
 
 def test_lost_worker_that_nobody_wants_is_not_replaced() -> None:
