@@ -224,7 +224,8 @@ class NodeFitness:
         keys, rates = check.linking
         if not _has_resolved(rates):
             return False
-        self._finish(node, check, replace(check.record, links=dict(zip(keys, ray.get(rates), strict=True))))
+        found = zip(keys, ray.get(rates), strict=True)
+        self._finish(node, check, replace(check.record, links={key: rate for key, rate in found if rate is not None}))
         return False
 
     def _receive(self, node: str, check: _Check) -> bool:
