@@ -166,6 +166,11 @@ class NodeFitness:
             check = self._checks.get(node)
             return check.info.name if check is not None and check.info is not None else ""
 
+    def is_same_node(self, node: str, other: str) -> bool:
+        """Whether two of Ray's nodes are pods of one node: what leaves out one of them leaves out both."""
+        with self._lock:
+            return node == other or (node in self._keys and self._keys[node] == self._keys.get(other))
+
     def check_again(self, node: str, results: Iterable[RankResult]) -> None:
         """Check a node once more before its next use, if one of its ranks has failed with an error of hardware.
 
