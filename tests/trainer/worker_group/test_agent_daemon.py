@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
+from multiprocessing.connection import Client
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,9 @@ from spotune_trainer.checkpoint.generations import claim
 from spotune_trainer.job_directory.layout import JobDirectory
 from spotune_trainer.training.task import RankPlacement, WorkerTask
 from spotune_trainer.worker_group.agent_daemon import IDLE_SECONDS, ORPHAN_SECONDS, AgentDaemon
+from spotune_trainer.worker_group.agent_link import ATTACH, DESCRIBE, call
 from spotune_trainer.worker_group.node_state import NodeGroup
+from tests.trainer.support.waiting import wait_until
 
 PLACE = RankPlacement(0, 0, 1, 1, "127.0.0.1", 29500)
 
@@ -23,7 +27,13 @@ class ScriptedAgent:
     task: WorkerTask
     is_running: bool = True
     is_left: bool = False
+    has_trained: bool = False
     asked: list[str] = field(default_factory=list)
+    answers: threading.Event = field(default_factory=threading.Event)
+
+    def set_driver(self, driver: str, secret: bytes) -> None:
+        self.asked.append(driver)
+        assert self.answers.wait(10.0)
 
     def group(self) -> NodeGroup:
         return NodeGroup(self.task, (PLACE,))
@@ -87,3 +97,16 @@ def test_agent_whose_ranks_have_ended_without_a_driver_keeps_their_results_for_t
     assert not scene.daemon.check()
     scene.now += 1
     assert scene.daemon.check()
+
+
+def test_driver_that_is_lost_before_it_is_answered_is_no_driver(scene: Scene, tmp_path: Path) -> None:
+    path = tmp_path / "agent.sock"
+    daemon = AgentDaemon(scene.agent, path, gpus=False, clock=lambda: scene.now)  # type: ignore[arg-type]
+    threading.Thread(target=daemon.run, daemon=True).start()
+    assert wait_until(path.exists, 10.0)
+    with Client(str(path), "AF_UNIX") as connection:
+        connection.send((ATTACH, ("lost", b"secret"), {}))
+    assert wait_until(lambda: scene.agent.asked == ["lost"], 10.0)
+    scene.agent.answers.set()
+    assert wait_until(lambda: call(path, DESCRIBE).driver == "", 10.0)
+    path.with_suffix(".new").touch()  # the listener removes it at exit

@@ -188,8 +188,8 @@ class AgentDaemon:
                     _disconnect(self._attached)
                 self._attached, self._driver = connection, driver
                 self._agent.set_driver(driver, secret)
-        connection.send((None, accepted))
         try:
+            connection.send((None, accepted))
             while accepted:
                 connection.recv()
         except (EOFError, OSError):

@@ -162,13 +162,13 @@ class AgentPool:
         return [{**each, "inUse": each["node"] in in_use} for each in unfit]
 
     def leave_out(self, rank: int, reason: str, at_least: int) -> bool:
-        """Leave out the node of a rank from now on, if ready nodes have slots for `at_least` workers without it."""
+        """Leave out the node of a rank from now on, if usable nodes have slots for `at_least` workers without it."""
         with self._lock:
-            ready = [agent for agent in self._agents.values() if agent.is_ready() and not agent.is_dead()]
-            host = next((agent for agent in ready if rank in {place.rank for place in agent.placements}), None)
-            if host is None or sum(agent.slots for agent in ready if agent is not host) < at_least:
+            ready = [a for a in self._agents.values() if a.node in self._usable and a.is_ready() and not a.is_dead()]
+            host = next((agent.node for agent in ready if rank in {place.rank for place in agent.placements}), None)
+            if host is None or sum(a.slots for a in ready if not self._fitness.is_same_node(a.node, host)) < at_least:
                 return False
-            self._fitness.leave_out(host.node, reason)
+            self._fitness.leave_out(host, reason)
             return True
 
     def occupied(self) -> set[str]:

@@ -161,8 +161,8 @@ class NodeAgent:
         """
         return None if self.is_running else measure_in_process(FORKING, gpus)
 
-    def pull_rates(self, peers: Sequence[PeerAddress]) -> list[float]:
-        """Bytes per second that this node gets from each of these agents, one after the other; 0: it gets none."""
+    def pull_rates(self, peers: Sequence[PeerAddress]) -> list[float | None]:
+        """Bytes per second that this node gets from each of these agents, one after the other; see `pull_rate`."""
         return [pull_rate(peer, self._secret) for peer in peers]
 
     def free_port(self) -> int:

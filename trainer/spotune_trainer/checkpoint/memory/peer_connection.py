@@ -44,6 +44,14 @@ class PeerError(Exception):
     """Another node cannot be reached, does not know the secret, or does not send what was asked for."""
 
 
+class OtherSecretError(PeerError):
+    """Another node can be reached, but has another secret: its ranks were started by an earlier driver."""
+
+
+class _ClosedError(PeerError):
+    """The other side closed the connection."""
+
+
 @dataclass(frozen=True)
 class PeerAddress:
     """Where the agent of a node listens."""
@@ -183,8 +191,11 @@ class PeerConnection:
         theirs = self.receive_bytes(_NONCE_BYTES)
         ours = secrets.token_bytes(_NONCE_BYTES)
         self._send_all(ours + _digest(secret, b"client", theirs, ours))
-        if not hmac.compare_digest(self.receive_bytes(_MAC_BYTES), _digest(secret, b"server", theirs, ours)):
-            raise PeerError("the other side does not have the secret of this job")
+        proof = b""
+        with suppress(_ClosedError):  # by a server to which this client has not proved that it knows the secret
+            proof = self.receive_bytes(_MAC_BYTES)
+        if not hmac.compare_digest(proof, _digest(secret, b"server", theirs, ours)):
+            raise OtherSecretError("the other side does not have the secret of this driver")
         return _digest(secret, b"messages", theirs, ours)
 
     def _mac(self, from_server: bool, number: int, message: bytes) -> bytes:
@@ -204,7 +215,7 @@ class PeerConnection:
             except OSError as error:
                 raise PeerError(f"the connection broke: {error}") from error
             if count == 0:
-                raise PeerError("the other side closed the connection")
+                raise _ClosedError("the other side closed the connection")
             received += count
 
 

@@ -166,6 +166,11 @@ class NodeFitness:
             check = self._checks.get(node)
             return check.info.name if check is not None and check.info is not None else ""
 
+    def is_same_node(self, node: str, other: str) -> bool:
+        """Whether two of Ray's nodes are pods of one node: what leaves out one of them leaves out both."""
+        with self._lock:
+            return node == other or (node in self._keys and self._keys[node] == self._keys.get(other))
+
     def check_again(self, node: str, results: Iterable[RankResult]) -> None:
         """Check a node once more before its next use, if one of its ranks has failed with an error of hardware.
 
@@ -224,7 +229,8 @@ class NodeFitness:
         keys, rates = check.linking
         if not _has_resolved(rates):
             return False
-        self._finish(node, check, replace(check.record, links=dict(zip(keys, ray.get(rates), strict=True))))
+        found = zip(keys, ray.get(rates), strict=True)
+        self._finish(node, check, replace(check.record, links={key: rate for key, rate in found if rate is not None}))
         return False
 
     def _receive(self, node: str, check: _Check) -> bool:
