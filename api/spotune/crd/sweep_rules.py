@@ -20,6 +20,7 @@ from spotune.sweep.parameters import NOT_SEARCHED, SEARCHED_SECTIONS
 
 _KNOWN: Final = (*BUILT_IN, *ALL_OBJECTIVE_METRICS)
 _TEMPLATE: Final = "self.template.spec"
+_HARNESS: Final = "self.objective.metric.contains('/')"
 _FUNCTION: Final = f"({_TEMPLATE}.training.function != '' || size({_TEMPLATE}.training.command) > 0)"
 
 _PARAMETER = (
@@ -117,7 +118,8 @@ _JOB = (
         "template.spec.dataset.eval",
     ),
     Rule(
-        f"{_FUNCTION} || self.objective.metric == 'loss' || {_TEMPLATE}.training.evaluation.metrics.exists(one, "
+        f"{_FUNCTION} || {_HARNESS} || self.objective.metric == 'loss' || "
+        f"{_TEMPLATE}.training.evaluation.metrics.exists(one, "
         "one.substring(one.indexOf(':') + 1) == self.objective.metric) || "
         + " || ".join(
             f"({_TEMPLATE}.training.objective == '{objective}' && self.objective.metric in {list(metrics)})"
@@ -126,6 +128,16 @@ _JOB = (
         ),
         "is not evaluated: add it to template.spec.training.evaluation.metrics",
         "objective.metric",
+    ),
+    Rule(
+        f"{_FUNCTION} || !{_HARNESS} || has({_TEMPLATE}.training.evaluation.harness)",
+        "is required, because the objective is a score of lm-evaluation-harness: set its tasks",
+        "template.spec.training.evaluation.harness",
+    ),
+    Rule(
+        f"{_FUNCTION} || !{_HARNESS} || self.earlyStopping.algorithm == 'none'",
+        "must be none: trials are pruned by their evaluations, and not by scores of lm-evaluation-harness",
+        "earlyStopping.algorithm",
     ),
     Rule(
         f"{_FUNCTION} || self.earlyStopping.algorithm == 'none' || {_TEMPLATE}.training.evaluation.everySteps > 0",
