@@ -117,6 +117,7 @@ def test_scores_are_limited_to_numbers_by_name() -> None:
     )
     assert progress.eval_scores == {"exactMatch": 0.5, "bleu": 41.0}
     harness = {"colours/acc": 0.5, "gsm8k/exact_match/strict-match": 0.25, "mmlu_v1.1/acc": 1.0}
+    harness |= {"20_newsgroups/acc": 0.75, "humaneval/pass@1/create_test": 0.125}
     assert parse_progress({"evalScores": harness}).eval_scores == harness
     many = parse_progress({"evalScores": {f"metric{number}": 0.5 for number in range(600)}})
     assert len(many.eval_scores or {}) == 512
