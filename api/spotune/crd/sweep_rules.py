@@ -20,7 +20,10 @@ from spotune.sweep.parameters import NOT_SEARCHED, SEARCHED_SECTIONS
 
 _KNOWN: Final = (*BUILT_IN, *ALL_OBJECTIVE_METRICS)
 _TEMPLATE: Final = "self.template.spec"
-_HARNESS: Final = "self.objective.metric.contains('/')"
+_HARNESS: Final = (
+    f"(self.objective.metric.contains('/') && has({_TEMPLATE}.training.evaluation.harness) && "
+    "self.earlyStopping.algorithm == 'none')"
+)
 _FUNCTION: Final = f"({_TEMPLATE}.training.function != '' || size({_TEMPLATE}.training.command) > 0)"
 
 _PARAMETER = (
@@ -128,16 +131,6 @@ _JOB = (
         ),
         "is not evaluated: add it to template.spec.training.evaluation.metrics",
         "objective.metric",
-    ),
-    Rule(
-        f"{_FUNCTION} || !{_HARNESS} || has({_TEMPLATE}.training.evaluation.harness)",
-        "is required, because the objective is a score of lm-evaluation-harness: set its tasks",
-        "template.spec.training.evaluation.harness",
-    ),
-    Rule(
-        f"{_FUNCTION} || !{_HARNESS} || self.earlyStopping.algorithm == 'none'",
-        "must be none: trials are pruned by their evaluations, and not by scores of lm-evaluation-harness",
-        "earlyStopping.algorithm",
     ),
     Rule(
         f"{_FUNCTION} || self.earlyStopping.algorithm == 'none' || {_TEMPLATE}.training.evaluation.everySteps > 0",

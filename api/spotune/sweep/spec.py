@@ -182,9 +182,8 @@ class FinetuneSweepSpec(Section):
 
     def _check_harness(self) -> None:
         """Raise unless each trial has scores of lm-evaluation-harness, which are those of its exported model."""
+        score = f"{self.objective.metric} is a score of lm-evaluation-harness"
         if self.template.spec.training.evaluation.harness is None:
-            reason = "is required, because the objective is a score of lm-evaluation-harness: set its tasks"
-            invalid("template.spec.training.evaluation.harness", reason)
+            invalid("objective.metric", f"{score}: set template.spec.training.evaluation.harness.tasks")
         if self.early_stopping.algorithm != "none":
-            reason = "must be none: trials are pruned by their evaluations, and not by scores of lm-evaluation-harness"
-            invalid("earlyStopping.algorithm", reason)
+            invalid("objective.metric", f"{score}, by which no trials are pruned: remove earlyStopping")

@@ -261,8 +261,8 @@ WRONG_COMBINATIONS = [
         "metric: loss",
         "metric: arc_easy/acc",
         (
-            ":17: spec.template.spec.training.evaluation.harness: is required, because the objective is a score of "
-            "lm-evaluation-harness: set its tasks"
+            ":10: spec.objective.metric: arc_easy/acc is a score of lm-evaluation-harness: set "
+            "template.spec.training.evaluation.harness.tasks"
         ),
     ),
     (
@@ -333,7 +333,7 @@ def test_scores_of_the_harness_prune_no_trials(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "sweep.yaml").write_text(scored)
     code, error = run_validate(capsys, str(tmp_path / "sweep.yaml"))
     assert code == 20
-    assert ":11: spec.earlyStopping.algorithm: must be none: trials are pruned by their evaluations" in error
+    assert "objective.metric: arc_easy/acc is a score of lm-evaluation-harness, by which no trials are pruned" in error
     (tmp_path / "sweep.yaml").write_text(scored.replace("algorithm: asha, minSteps: 100", ""))
     assert run_validate(capsys, str(tmp_path / "sweep.yaml")) == (0, "")
 
