@@ -22,7 +22,7 @@ from rich.text import Text
 
 from spotune.cli.plugins import CommandSource, find_commands
 from spotune.cli.validate import validate
-from spotune.errors import SpotuneError, UsageError
+from spotune.errors import InfrastructureError, SpotuneError, UsageError
 
 _HELP = """Finetune language models on spot GPUs, exactly, without losing a step.
 
@@ -66,8 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         code = _run(argv)
     except SpotuneError as error:
-        _print_error(error, as_json=_wants_json(argv))
-        code = error.exit_code
+        code = _print_error(error, as_json=_wants_json(argv))
+    except OSError as error:
+        if _output_is_writable():
+            raise
+        _discard("stdout")
+        message = f"standard output cannot be written: {error.strerror}. Make room there, or redirect it elsewhere"
+        code = _print_error(InfrastructureError(message), as_json=_wants_json(argv))
     raise SystemExit(code)
 
 
@@ -99,18 +104,38 @@ def _replace_closed_streams() -> None:
     """Write to nowhere if the caller has closed standard output or error, as with ``>&-``."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
+            _discard(name)
+
+
+def _discard(stream: str) -> None:
+    """Write to nowhere in place of a stream. Python flushes ``sys.stdout`` when it ends, and would fail once more."""
+    setattr(sys, stream, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
+
+
+def _output_is_writable() -> bool:
+    """Whether standard output takes the rest of what was printed, and an empty line."""
+    try:
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+    except OSError:
+        return False
+    return True
 
 
 def _wants_json(argv: Sequence[str]) -> bool:
     return "--output=json" in argv or any(pair == ("--output", "json") for pair in itertools.pairwise(argv))
 
 
-def _print_error(error: SpotuneError, as_json: bool) -> None:
-    if as_json:
-        sys.stderr.write(json.dumps(error.as_json()) + "\n")
-    else:
-        Console(stderr=True).print(Text(str(error), style="red"), soft_wrap=True)
+def _print_error(error: SpotuneError, as_json: bool) -> int:
+    """Print an error on standard error, and return its exit code."""
+    try:
+        if as_json:
+            sys.stderr.write(json.dumps(error.as_json()) + "\n")
+        else:
+            Console(stderr=True).print(Text(str(error), style="red"), soft_wrap=True)
+    except OSError:  # nothing can be said; the exit code says it
+        _discard("stderr")
+    return error.exit_code
 
 
 def _sources_for(requested: str) -> list[CommandSource]:

@@ -64,6 +64,7 @@ def validate(
                 lines.append(f"  spec.model.source: not checked: {missing}")
             lines += [f"  {check}" for check in checks]
         elif isinstance(found, FinetuneSweep):
+            _check_deadline(found, document)
             content |= {"trials": found.spec.num_trials}
             lines = [f"{file}: valid ({found.metadata.name}, {found.spec.num_trials} trials)"]
         typer.echo(json.dumps(content) if output == "json" else "\n".join(lines))
@@ -78,8 +79,8 @@ def _max_rows(text: str) -> int | None:
     return int(text)
 
 
-def _check_deadline(job: FinetuneJob, document: Document) -> None:
-    """Raise JobError for a deadline in the past, of a job that would be created now."""
+def _check_deadline(job: FinetuneJob | FinetuneSweep, document: Document) -> None:
+    """Raise JobError for a deadline in the past, of a job or trials that would be created now."""
     problems = deadline_problems(job, time.time())
     if problems:
         raise JobError(problems=[_located(problem, document) for problem in problems])

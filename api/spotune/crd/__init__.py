@@ -8,6 +8,8 @@ every object with the models as well, as the API server cannot check everything.
 - ``retry.backoff.initial`` at most ``max``: the API server skips the check if one of them uses days, which CEL
   durations do not support.
 - A duration of more than 64 characters: the models accept it, the API server needs a maximum length for its rules.
+- ``training.config`` without ``function`` and ``command``: Kubernetes has no schema for it, and 1.29 refuses a rule
+  that reads it as too slow.
 - ``values`` of a sweep's parameter: Kubernetes has no schema for them, so only the models check them.
 - The trials of a sweep: only the models apply its parameters to its template.
 - An empty field or section in the file (``adapter:``): the API server drops it or fills in its defaults.

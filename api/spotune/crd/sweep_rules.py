@@ -20,6 +20,10 @@ from spotune.sweep.parameters import NOT_SEARCHED, SEARCHED_SECTIONS
 
 _KNOWN: Final = (*BUILT_IN, *ALL_OBJECTIVE_METRICS)
 _TEMPLATE: Final = "self.template.spec"
+_HARNESS: Final = (
+    f"(self.objective.metric.contains('/') && has({_TEMPLATE}.training.evaluation.harness) && "
+    "self.earlyStopping.algorithm == 'none')"
+)
 _FUNCTION: Final = f"({_TEMPLATE}.training.function != '' || size({_TEMPLATE}.training.command) > 0)"
 
 _PARAMETER = (
@@ -117,7 +121,8 @@ _JOB = (
         "template.spec.dataset.eval",
     ),
     Rule(
-        f"{_FUNCTION} || self.objective.metric == 'loss' || {_TEMPLATE}.training.evaluation.metrics.exists(one, "
+        f"{_FUNCTION} || {_HARNESS} || self.objective.metric == 'loss' || "
+        f"{_TEMPLATE}.training.evaluation.metrics.exists(one, "
         "one.substring(one.indexOf(':') + 1) == self.objective.metric) || "
         + " || ".join(
             f"({_TEMPLATE}.training.objective == '{objective}' && self.objective.metric in {list(metrics)})"

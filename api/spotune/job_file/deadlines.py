@@ -5,23 +5,29 @@ from pathlib import Path
 
 from spotune.errors import JobError, Problem
 from spotune.job import FinetuneJob
+from spotune.sweep import FinetuneSweep
 
 DEADLINE_FIELD = "spec.deadline"
+_OF_TRIALS = "spec.template.spec.deadline"
 
 
-def deadline_problems(job: FinetuneJob, created: float) -> list[Problem]:
+def deadline_problems(job: FinetuneJob | FinetuneSweep, created: float) -> list[Problem]:
     """Why a job that is created now cannot have its deadline. A running job is not asked: its deadline may pass.
 
     Args:
-        job: The job.
+        job: The job; or a sweep, whose trials have the deadline of its template.
         created: Unix time of its creation.
     """
-    problem = job.spec.deadline.problem(created) if job.spec.deadline is not None else ""
-    return [Problem(problem, DEADLINE_FIELD)] if problem else []
+    if isinstance(job, FinetuneSweep):
+        field, deadline = _OF_TRIALS, job.spec.template.spec.deadline
+    else:
+        field, deadline = DEADLINE_FIELD, job.spec.deadline
+    problem = deadline.problem(created) if deadline is not None else ""
+    return [Problem(problem, field)] if problem else []
 
 
-def refuse_past_deadline(job: FinetuneJob, file: Path, created: float) -> None:
-    """Raise JobError for a deadline in the past, of a job from this file that would be created at this Unix time."""
+def refuse_past_deadline(job: FinetuneJob | FinetuneSweep, file: Path, created: float) -> None:
+    """Raise JobError for a deadline in the past, of what is in this file and would be created at this Unix time."""
     problems = [replace(problem, file=str(file)) for problem in deadline_problems(job, created)]
     if problems:
         raise JobError(problems=problems)

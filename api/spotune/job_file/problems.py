@@ -95,6 +95,8 @@ def _expected(details: ErrorDetails) -> str:
         return f"{_collection(context)} of at least {context['min_length']}"
     if kind == "too_long":
         return f"{_collection(context)} of at most {context['max_length']}"
+    if kind == "string_too_long":
+        return f"a text of at most {context['max_length']} characters"
     return _TYPE_NAMES.get(kind) or details["msg"]
 
 

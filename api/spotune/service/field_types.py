@@ -42,8 +42,9 @@ class Form:
         return text
 
 
-METRIC_NAME: Final = r"[A-Za-z_][A-Za-z0-9_./-]{0,99}"
-"""Pattern of a metric's name in the scores of a job: lm-evaluation-harness has names such as gsm8k/acc_norm."""
+METRIC_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9_./@-]{0,99}"
+"""Pattern of a metric's name in the scores of a job. lm-evaluation-harness has names such as gsm8k/acc_norm,
+20_newsgroups/acc and humaneval/pass@1."""
 
 _ID = r"[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?"
 _ID_EXPECTED = "letters and digits, with . _ - : / between them, at most 128 characters"

@@ -8,16 +8,21 @@ from pydantic import Field, model_validator
 from spotune.custom_resource.base import NonNegativeInt, PositiveInt, Section, invalid
 from spotune.job import FinetuneJobSpec
 from spotune.job.lifecycle import TTL_LOSES_TRIALS, TtlSeconds
-from spotune.job.training.metric import ALL_OBJECTIVE_METRICS, BUILT_IN, OBJECTIVE_METRICS, lower_is_better, metric_name
-from spotune.service.field_types import Form
+from spotune.job.training.metric import (
+    ALL_OBJECTIVE_METRICS,
+    BUILT_IN,
+    OBJECTIVE_METRICS,
+    is_harness_metric,
+    lower_is_better,
+    metric_name,
+)
+from spotune.service.field_types import METRIC_NAME, Form
 from spotune.sweep.parameters import MAX_PARAMETERS, ParameterSpec, check_path
 
 MAX_TRIALS: Final = 200
 """The status holds every trial, and an object of Kubernetes holds about a megabyte."""
 
-ObjectiveMetric = Annotated[
-    str, Form(r"[A-Za-z_][A-Za-z0-9_]{0,99}", "the name of a metric such as loss or exactMatch", 100)
-]
+ObjectiveMetric = Annotated[str, Form(METRIC_NAME, "the name of a metric such as loss or exactMatch", 100)]
 
 
 class SearchSpec(Section):
@@ -38,9 +43,11 @@ class ObjectiveSpec(Section):
 
     metric: ObjectiveMetric = "loss"
     """loss, one of training.evaluation.metrics (a function of your own by its name alone), or what the training
-    objective evaluates, such as accuracy. With training.function: a number that the function reports."""
+    objective evaluates, such as accuracy. Without pruning also a score of training.evaluation.harness, such as
+    arc_easy/acc. With training.function: a number that the function reports."""
     mode: Literal["auto", "minimize", "maximize"] = "auto"
-    """Whether lower or higher values are better. auto: minimize for loss, rewardRejected and kl, else maximize."""
+    """Whether lower or higher values are better. auto: minimize for loss, rewardRejected, kl and scores of
+    the harness such as perplexity, else maximize."""
 
     @property
     def direction(self) -> Literal["minimize", "maximize"]:
@@ -162,6 +169,9 @@ class FinetuneSweepSpec(Section):
         if not job.dataset.has_evaluation:
             reason = "is required, because trials are compared by evaluations: set source or fraction"
             invalid("template.spec.dataset.eval", reason)
+        if is_harness_metric(metric):
+            self._check_harness()
+            return
         evaluated = ("loss", *(metric_name(each) for each in evaluation.metrics), *OBJECTIVE_METRICS[objective])
         if metric not in evaluated:
             reason = f"{metric} is not evaluated: add it to template.spec.training.evaluation.metrics"
@@ -169,3 +179,11 @@ class FinetuneSweepSpec(Section):
         if self.early_stopping.algorithm != "none" and evaluation.every_steps == 0:
             reason = "must be at least 1, because earlyStopping compares evaluations during training"
             invalid("template.spec.training.evaluation.everySteps", reason)
+
+    def _check_harness(self) -> None:
+        """Raise unless each trial has scores of lm-evaluation-harness, which are those of its exported model."""
+        score = f"{self.objective.metric} is a score of lm-evaluation-harness"
+        if self.template.spec.training.evaluation.harness is None:
+            invalid("objective.metric", f"{score}: set template.spec.training.evaluation.harness.tasks")
+        if self.early_stopping.algorithm != "none":
+            invalid("objective.metric", f"{score}, by which no trials are pruned: remove earlyStopping")

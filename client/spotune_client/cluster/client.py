@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -81,7 +82,18 @@ class Cluster:
         return self._json("GET", path, parameters)
 
     def items(self, path: str, **parameters: str) -> list[Manifest]:
-        """List all objects of a collection, page by page; raises as ``get`` does."""
+        """List all objects of a collection, page by page; raises as ``get`` does.
+
+        The list begins again, once, if the API server no longer has the version of its first page.
+        """
+        try:
+            return self._all_pages(path, parameters)
+        except KubernetesError as error:
+            if error.status != HTTPStatus.GONE:
+                raise
+            return self._all_pages(path, parameters)
+
+    def _all_pages(self, path: str, parameters: Mapping[str, str]) -> list[Manifest]:
         found: list[Manifest] = []
         query = {"limit": str(_PAGE), **parameters}
         while True:

@@ -37,7 +37,7 @@ def status(
         ),
     ] = "",
     all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Show the jobs and services of all namespaces.")
+        bool, typer.Option("--all-namespaces", "-A", help="Show those of all namespaces; not with --namespace.")
     ] = False,
     output: Output = "text",
     namespace: Namespace = "",
@@ -50,8 +50,8 @@ def status(
 
     Example: spotune status ms/text-to-sql --namespace team
     """
-    if name and all_namespaces:
-        raise UsageError(f"--all-namespaces shows all jobs: remove {name}, or use --namespace instead")
+    if all_namespaces and (name or namespace):
+        raise UsageError(f"--all-namespaces shows the jobs of all namespaces: remove {name or '--namespace'}")
     from spotune_client.cluster.resources import parse_name
 
     parse_name(name)

@@ -29,7 +29,8 @@ def fleet(
     ] = "team",
     team_label: Annotated[str, typer.Option(metavar="KEY", help="The label with the team.")] = TEAM_LABEL,
     all_namespaces: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="Count the jobs of all namespaces.")
+        bool,
+        typer.Option("--all-namespaces", "-A", help="Count the jobs of all namespaces; not with --namespace."),
     ] = False,
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write to this file instead of standard output.")

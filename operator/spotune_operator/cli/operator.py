@@ -68,6 +68,7 @@ def render(
     if isinstance(parsed, FinetuneSweep):
         if given:
             raise UsageError("--provider, --image and --storage-class are for jobs: change spec.template of the sweep")
+        refuse_past_deadline(parsed, file, time.time())
         children = _children_of_sweep(parsed)
     elif isinstance(parsed, FinetuneJob):
         refuse_past_deadline(parsed, file, time.time())

@@ -47,12 +47,14 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 
 from spotune.job.status import max_silence
+from spotune.job.training.evaluation import MAX_HARNESS_TASKS
 from spotune.service.field_types import METRIC_NAME
 
 _MAX_TEXT_LENGTH: Final = 2000
 """Maximum number of characters of a text: people read it in a condition."""
 _MAX_CHECKS: Final = 50
-_MAX_SCORES: Final = 50
+_MAX_SCORES: Final = 8 * MAX_HARNESS_TASKS
+"""Tasks have several scores each, and a group has those of its tasks. Names of 100 characters take 60 kB at most."""
 _MAX_COUNT: Final = 2**53 - 1
 """Largest integer that every JSON parser reads exactly."""
 _MAX_UNIX_TIME: Final = 253402300799.0

@@ -104,6 +104,33 @@ def test_errors_keep_their_exit_code_if_standard_error_is_closed(monkeypatch: py
     assert ended.value.code == 2
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [["crd"], ["plan", "--help"], ["--version"]])
+def test_a_full_disk_under_standard_output_is_one_line_and_exit_code_10(words: list[str], unbuffered: str) -> None:
+    program = [sys.executable, "-c", "from spotune.cli.main import main; main()", *words]
+    with Path("/dev/full").open("w") as full:
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        ran = subprocess.run(program, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    message = "standard output cannot be written: No space left on device. Make room there, or redirect it elsewhere\n"
+    assert (ran.returncode, ran.stderr) == (10, message)
+
+
+def test_errors_keep_their_exit_code_if_standard_error_is_full() -> None:
+    program = [sys.executable, "-c", "from spotune.cli.main import main; main()", "validate", "missing.yaml"]
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(program, stdout=subprocess.PIPE, stderr=full, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, "")
+
+
+def test_other_errors_of_the_system_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: Path, *kinds: str) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr("spotune.cli.validate.read_document_of_kind", broken)
+    with pytest.raises(OSError, match="No space left"):
+        main(["validate", "job.yaml"])
+
+
 @pytest.mark.parametrize("words", [["plan", "--help"], ["validate", "--help"], ["--version"]])
 def test_light_commands_import_nothing_heavy(words: list[str]) -> None:
     program = (

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.api.support.job_files import JOB_FILE, run_validate
+from tests.api.support.sweep_files import SWEEP_FILE
 from tests.command_line import run_spotune
 
 
@@ -45,3 +46,14 @@ def test_commands_about_a_new_job_refuse_a_deadline_in_the_past(
     code, _, printed = run_spotune(capsys, command, str(file))
     assert code == 20
     assert "spec.deadline: 2020-01-31T18:00:00Z is in the past: give a later time" in printed
+
+
+@pytest.mark.parametrize("command", ["validate", "render"])
+def test_trials_of_a_sweep_have_no_deadline_in_the_past(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(f"{SWEEP_FILE}      deadline: 2020-01-31T18:00:00Z\n")
+    code, _, printed = run_spotune(capsys, command, str(file))
+    assert code == 20
+    assert "spec.template.spec.deadline: 2020-01-31T18:00:00Z is in the past: give a later time" in printed

@@ -5,6 +5,15 @@ TRAIN = "    train: {source: shards/train}\n"
 # (what is broken, text of the valid file, what is there instead, what is printed after the file's name)
 WRONG_EVALUATIONS = [
     (
+        "task with a long name",
+        "epochs: 3",
+        "epochs: 3, evaluation: {harness: {tasks: [" + "a" * 201 + "]}}",
+        (
+            ":9: spec.training.evaluation.harness.tasks[0]: expected a text of at most 200 characters, not "
+            '"' + "a" * 59 + "..."
+        ),
+    ),
+    (
         "item that is not in the list",
         "epochs: 3",
         "epochs: 3, evaluation: {metrics: [loss, exact_match]}",

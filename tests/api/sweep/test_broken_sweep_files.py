@@ -257,6 +257,15 @@ WRONG_COMBINATIONS = [
         ":10: spec.objective.metric: bleu is not evaluated: add it to template.spec.training.evaluation.metrics",
     ),
     (
+        "score of the harness without tasks",
+        "metric: loss",
+        "metric: arc_easy/acc",
+        (
+            ":10: spec.objective.metric: arc_easy/acc is a score of lm-evaluation-harness: set "
+            "template.spec.training.evaluation.harness.tasks"
+        ),
+    ),
+    (
         "evaluation only at the end",
         "everySteps: 50",
         "samples: 5",
@@ -315,6 +324,18 @@ def test_a_broken_sweep_file_gives_one_clear_line_and_exit_code_20(
 ) -> None:
     assert valid in SWEEP_FILE
     check_broken_job(valid, broken, line, tmp_path, monkeypatch, capsys, SWEEP_FILE)
+
+
+def test_scores_of_the_harness_prune_no_trials(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    scored = SWEEP_FILE.replace("metric: loss", "metric: arc_easy/acc").replace(
+        "everySteps: 50", "harness: {tasks: [arc_easy]}"
+    )
+    (tmp_path / "sweep.yaml").write_text(scored)
+    code, error = run_validate(capsys, str(tmp_path / "sweep.yaml"))
+    assert code == 20
+    assert "objective.metric: arc_easy/acc is a score of lm-evaluation-harness, by which no trials are pruned" in error
+    (tmp_path / "sweep.yaml").write_text(scored.replace("algorithm: asha, minSteps: 100", ""))
+    assert run_validate(capsys, str(tmp_path / "sweep.yaml")) == (0, "")
 
 
 def test_trials_without_evaluation_data_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,13 @@ def test_a_sweep_with_every_field_survives_a_round_trip_through_yaml_and_json(tm
 
 @pytest.mark.parametrize(
     ("objective", "direction"),
-    [({}, "minimize"), ({"metric": "accuracy"}, "maximize"), ({"metric": "error", "mode": "minimize"}, "minimize")],
+    [
+        ({}, "minimize"),
+        ({"metric": "accuracy"}, "maximize"),
+        ({"metric": "error", "mode": "minimize"}, "minimize"),
+        ({"metric": "arc_easy/acc"}, "maximize"),
+        ({"metric": "wikitext/word_perplexity"}, "minimize"),
+    ],
 )
 def test_the_direction_of_an_objective_follows_its_metric(
     objective: dict[str, str], direction: str, tmp_path: Path

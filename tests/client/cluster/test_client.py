@@ -73,6 +73,28 @@ def test_list_follows_pages_and_sends_the_token(server: tuple[ApiServer, Cluster
     ]
 
 
+@pytest.mark.parametrize("expirations", [1, 2])
+def test_a_list_begins_again_once_when_its_version_has_expired(expirations: int, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def answer(_path: str, query: dict[str, str], _headers: object) -> tuple[int, str]:
+        asked.append(query.get("continue", ""))
+        if "continue" not in query:
+            return 200, json.dumps({"items": named("a"), "metadata": {"continue": "next"}})
+        if asked.count("next") <= expirations:
+            message = "The provided continue parameter is too old to display a consistent list result"
+            return 410, json.dumps({"kind": "Status", "message": message, "reason": "Expired", "code": 410})
+        return 200, json.dumps({"items": named("b"), "metadata": {}})
+
+    with serving_cluster(answer, tmp_path) as cluster:
+        if expirations == 1:
+            assert [job["metadata"]["name"] for job in list_jobs(cluster)] == ["a", "b"]
+        else:
+            with pytest.raises(KubernetesError, match="410: The provided continue parameter is too old"):
+                list_jobs(cluster)
+    assert asked == ["", "next", "", "next"]
+
+
 def test_jobs_of_all_namespaces_are_sorted_by_namespace(server: tuple[ApiServer, Cluster]) -> None:
     api, cluster = server
     api.pages[EVERYWHERE] = [named("a", namespace="z") + named("b", namespace="y")]

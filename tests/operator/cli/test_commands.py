@@ -53,7 +53,9 @@ def test_errors_are_json_with_output_json(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["status", "t5-sql", "--all-namespaces"], "--all-namespaces shows all jobs: remove t5-sql"),
+        (["status", "t5-sql", "--all-namespaces"], "--all-namespaces shows the jobs of all namespaces: remove t5-sql"),
+        (["status", "-A", "-n", "team"], "--all-namespaces shows the jobs of all namespaces: remove --namespace"),
+        (["fleet", "-A", "-n", "team"], "--all-namespaces counts the jobs of all namespaces: remove --namespace"),
         (["suspend", "t5-sql", "--timeout", "30"], "--timeout: '30' is not a duration such as 30s"),
         (["logs", "t5-sql", "--lines", "-1"], "--lines"),
         (["logs", "ms/answers", "--since", "5"], "--since: '5' is not a duration such as 30s"),

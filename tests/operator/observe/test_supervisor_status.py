@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotune.job import RestartsStatus
+from spotune.job.training.evaluation import MAX_HARNESS_TASKS
 from spotune_operator.observe.supervisor_status import Freshness, PollResult, ProgressResponse, parse_progress
 from tests.operator.support.malformed_responses import answers
 from tests.operator.support.scenarios import Scenario, new_scenario, training_scenario
@@ -116,9 +117,20 @@ def test_scores_are_limited_to_numbers_by_name() -> None:
     )
     assert progress.eval_scores == {"exactMatch": 0.5, "bleu": 41.0}
     harness = {"colours/acc": 0.5, "gsm8k/exact_match/strict-match": 0.25, "mmlu_v1.1/acc": 1.0}
+    harness |= {"20_newsgroups/acc": 0.75, "humaneval/pass@1/create_test": 0.125}
     assert parse_progress({"evalScores": harness}).eval_scores == harness
-    many = parse_progress({"evalScores": {f"metric{number}": 0.5 for number in range(60)}})
-    assert len(many.eval_scores or {}) == 50
+    many = parse_progress({"evalScores": {f"metric{number}": 0.5 for number in range(600)}})
+    assert len(many.eval_scores or {}) == 512
+
+
+def test_the_scores_of_as_many_tasks_as_a_job_may_have_are_kept() -> None:
+    scores = {
+        f"task{number}/{metric}/{answers}": 0.5
+        for number in range(MAX_HARNESS_TASKS)
+        for metric in ("acc", "exact_match")
+        for answers in ("strict-match", "flexible-extract")
+    }
+    assert parse_progress({"evalScores": {"exactMatch": 0.5} | scores}).eval_scores == {"exactMatch": 0.5} | scores
 
 
 def test_scores_stay_in_the_status_until_new_ones_arrive() -> None:

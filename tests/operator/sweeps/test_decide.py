@@ -86,6 +86,23 @@ def test_the_highest_value_is_the_best_if_the_objective_is_maximized() -> None:
     assert (scenario.status.best.number, scenario.status.best.value) == (1, 0.75)
 
 
+def test_a_score_of_the_harness_is_that_of_the_exported_model() -> None:
+    template = yaml.safe_load(yaml.safe_dump(a_sweep().spec.template.model_dump(mode="json", exclude_unset=True)))
+    template["spec"]["training"]["evaluation"] |= {"harness": {"tasks": ["arc_easy"]}}
+    sweep = a_sweep(**GRID, objective={"metric": "arc_easy/acc"}, template=template)
+    scenario = SweepScenario(sweep)
+    scenario.reconcile()
+    for number, value in enumerate((0.25, 0.75)):
+        scenario.evaluates(number, 50, 1.0)
+        scenario.reconcile()
+        scenario.completes(number, 1.0)
+        scenario.report(number, evalScores={"arc_easy/acc": value})
+    scenario.reconcile()
+    assert scenario.states().startswith("CC")
+    assert scenario.status.best is not None
+    assert (scenario.status.best.number, scenario.status.best.value) == (1, 0.75)
+
+
 def test_asha_prunes_all_but_the_best_third_and_frees_their_nodes() -> None:
     scenario = asha()
     for number in range(9):  # in ascending order of the loss: the first of each three is the best so far
