@@ -1,4 +1,4 @@
-"""Five faults on one job, one after the other. The model equals that of an undisturbed run.
+"""Four faults on one job, one after the other. The model equals that of an undisturbed run.
 
 `make faults` injects all faults, each into its own job.
 """
@@ -24,7 +24,6 @@ FAULTS = (
     pods.head_pod_deleted_by_force,
     processes.supervisor_killed,
     control_plane.operator_killed_at_random_moments,
-    control_plane.operator_upgraded_and_rolled_back,
 )
 
 

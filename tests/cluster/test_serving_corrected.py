@@ -9,7 +9,7 @@ from tests.cluster.finetune_jobs import Workplace
 from tests.cluster.model_services import RunningService, add_model, running_service, service_manifest
 from tests.cluster.operator_install import Operator
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 
 NAME = "corrected"
 TOO_MANY = 64

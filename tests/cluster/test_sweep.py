@@ -19,7 +19,7 @@ from tests.cluster.finetune_jobs import CLAIM, INPUTS, READER, SMALL, Workplace
 from tests.cluster.operator_install import Operator
 from tests.cluster.pods import run_in
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 
 CODE = "sweep-code"
 FILES = (ROOT / "examples" / "own-function" / "train.py", Path(__file__).parent / "own_function" / "slow_epochs.py")
@@ -145,7 +145,6 @@ def test_loss_of_a_worker_concerns_one_trial_and_the_best_one_is_in_the_status(
     assert run_in(workplace.kubectl, READER, "ls", f"/data/{path}").split() == ["state.pt"]
 
 
-@pytest.mark.long
 def test_a_worse_trial_is_pruned_then_the_sweep_is_suspended_resumed_and_deleted(workplace: Workplace) -> None:
     """The second learning rate learns nothing, so its loss stays the higher one."""
     asha = {"algorithm": "asha", "minSteps": 10, "reductionFactor": 2}
