@@ -37,23 +37,20 @@ def test_times_to_come_are_accepted(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert run_validate(capsys, str(file)) == (0, "")
 
 
-@pytest.mark.parametrize("command", ["plan", "render"])
-def test_commands_about_a_new_job_refuse_a_deadline_in_the_past(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
-) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text(f"{JOB_FILE}  deadline: 2020-01-31T18:00:00Z\n")
-    code, _, printed = run_spotune(capsys, command, str(file))
-    assert code == 20
-    assert "spec.deadline: 2020-01-31T18:00:00Z is in the past: give a later time" in printed
+_OF_JOB = (f"{JOB_FILE}  deadline: 2020-01-31T18:00:00Z\n", "spec.deadline")
+_OF_TRIALS = (f"{SWEEP_FILE}      deadline: 2020-01-31T18:00:00Z\n", "spec.template.spec.deadline")
 
 
-@pytest.mark.parametrize("command", ["validate", "render"])
-def test_trials_of_a_sweep_have_no_deadline_in_the_past(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+@pytest.mark.parametrize(
+    ("command", "content", "field"),
+    [("plan", *_OF_JOB), ("render", *_OF_JOB), ("validate", *_OF_TRIALS), ("render", *_OF_TRIALS)],
+    ids=["plan-job", "render-job", "validate-sweep", "render-sweep"],
+)
+def test_commands_about_something_new_refuse_a_deadline_in_the_past(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, content: str, field: str
 ) -> None:
-    file = tmp_path / "sweep.yaml"
-    file.write_text(f"{SWEEP_FILE}      deadline: 2020-01-31T18:00:00Z\n")
+    file = tmp_path / "new.yaml"
+    file.write_text(content)
     code, _, printed = run_spotune(capsys, command, str(file))
     assert code == 20
-    assert "spec.template.spec.deadline: 2020-01-31T18:00:00Z is in the past: give a later time" in printed
+    assert f"{field}: 2020-01-31T18:00:00Z is in the past: give a later time" in printed
