@@ -43,6 +43,10 @@ class CachedObject(Protocol):
         """Its uid."""
 
     @property
+    def version(self) -> int:
+        """Its ``resourceVersion``."""
+
+    @property
     def status(self) -> Mapping[str, Any]:
         """The status of the API server; empty before the first reconcile."""
 
@@ -81,7 +85,7 @@ class StatusWriter(Generic[Object, Status]):
         """Write a status that has changed, after the Events for its changes.
 
         Args:
-            cached: The object in the cache.
+            cached: The object in the cache that the new status was decided on.
             previous: Its status, as this version parses it.
             status: Its new status.
 
@@ -89,6 +93,7 @@ class StatusWriter(Generic[Object, Status]):
             Whether the object still exists.
 
         Raises:
+            ConflictError: The object has changed since, for example by an operator that succeeds this one.
             KubernetesError: The API server failed.
         """
         content = _content(status)
@@ -99,7 +104,8 @@ class StatusWriter(Generic[Object, Status]):
         for event in self._events(cached, previous, status):
             await self._create(event)
         try:
-            patch = {"metadata": {"uid": cached.uid}, "status": changes}
+            metadata = {"uid": cached.uid, "resourceVersion": str(cached.version)}
+            patch = {"metadata": metadata, "status": changes}
             written = await self._server.patch(self._resource, *cached.key, patch, "status")
         except NotFoundError:
             return False

@@ -24,7 +24,8 @@ class Metrics:
         )
         self.passes = Counter(
             "spotune_operator_reconciles",
-            "Reconciles of jobs, services and sweeps by result: ok, stalled (the spec cannot be applied) or error.",
+            "Reconciles of jobs, services and sweeps by result: ok, stalled (the spec cannot be applied), "
+            "conflict (changed meanwhile) or error.",
             ["result"],
             registry=self.registry,
         )

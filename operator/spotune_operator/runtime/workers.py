@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Literal
 
 from spotune_operator.errors import KubernetesError
+from spotune_operator.kube.client import ConflictError
 from spotune_operator.observe.state import JobKey
 from spotune_operator.runtime.logs import log_context
 from spotune_operator.runtime.metrics import Metrics
@@ -65,6 +66,9 @@ class ReconcileWorkers:
     async def _reconcile(self, key: JobKey, reconcile: Reconcile) -> None:
         try:
             requeue_after = await reconcile(key)
+        except ConflictError:  # the event of that change starts a reconcile earlier, in most cases
+            self._metrics.passes.labels("conflict").inc()
+            logger.info("changed during its reconcile; repeating it within %.0f s", self._queue.failed(key))
         except KubernetesError as error:
             self._metrics.passes.labels("error").inc()
             logger.warning("reconcile failed: %s; retrying in %.0f s", error, self._queue.failed(key))

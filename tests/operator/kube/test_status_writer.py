@@ -11,7 +11,7 @@ import pytest
 
 from spotune.service import ModelServiceStatus
 from spotune_operator.errors import KubernetesError, NotFoundError, RefusedError
-from spotune_operator.kube.client import MODEL_SERVICES, Resource
+from spotune_operator.kube.client import MODEL_SERVICES, ConflictError, Resource
 from spotune_operator.kube.phase_change import PhaseChange
 from spotune_operator.kube.status_writer import StatusWriter
 
@@ -31,6 +31,7 @@ class Cached:
     status: dict[str, Any]
     key: tuple[str, str] = ("team", "answers")
     uid: str = "u1"
+    version: int = 6
 
 
 @dataclass
@@ -87,7 +88,7 @@ def test_changed_fields_are_written_after_the_events() -> None:
         ("POST events", {"about": "u1", "from": "Deploying", "to": "Serving"}),
         (
             f"PATCH /apis/spotune.dev/v1alpha1/namespaces/team/{MODEL_SERVICES.plural}/answers/status",
-            {"metadata": {"uid": "u1"}, "status": {"phase": "Serving", "readyReplicas": 1}},
+            {"metadata": {"uid": "u1", "resourceVersion": "6"}, "status": {"phase": "Serving", "readyReplicas": 1}},
         ),
     ]
     assert bench.written == [{"metadata": {"resourceVersion": "7"}}]
@@ -112,6 +113,16 @@ def test_object_that_is_gone_is_not_stored() -> None:
     bench = Bench(FakeServer(error=NotFoundError("not found", 404)))
     assert not bench.write(Cached(content_of(BEFORE)), BEFORE, AFTER)
     assert bench.written == []
+
+
+def test_a_status_that_was_decided_on_an_older_object_is_not_stored() -> None:
+    """Such as that of an operator which is being deleted while its successor writes."""
+    bench = Bench(FakeServer(error=ConflictError("the object has been modified", 409)))
+    with pytest.raises(ConflictError):
+        bench.write(Cached(content_of(BEFORE)), BEFORE, AFTER)
+    assert bench.server.requests[-1][1]["metadata"]["resourceVersion"] == "6"
+    assert bench.written == []
+    assert bench.changes == []
 
 
 def test_other_errors_of_the_api_server_are_raised() -> None:

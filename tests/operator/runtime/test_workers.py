@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from spotune_operator.errors import KubernetesError
+from spotune_operator.kube.client import ConflictError
 from spotune_operator.runtime.logs import JsonFormatter
 from spotune_operator.runtime.metrics import Metrics
 from spotune_operator.runtime.workers import ReconcileWorkers
@@ -144,6 +145,16 @@ def test_reconcile_that_the_api_server_fails_is_retried_and_logged_with_its_obje
     assert [(line["level"], line["message"], line["namespace"], line[kind]) for line in lines] == [
         ("warning", message, "team", "a")
     ] * 2
+
+
+def test_reconcile_of_an_object_that_has_changed_meanwhile_is_repeated_and_is_no_error() -> None:
+    async def test(bench: Bench) -> None:
+        bench.workers.enqueue(KEY)
+        await wait_for(lambda: bench.reconciles.done == [KEY, KEY])
+
+    bench = working(test, ConflictError("the object has been modified", 409))
+    assert bench.value("spotune_operator_reconciles_total", result="conflict") == 1
+    assert bench.value("spotune_operator_reconciles_total", result="error") is None
 
 
 def test_bug_in_one_reconcile_stops_neither_the_worker_nor_its_retry(log: io.StringIO) -> None:

@@ -70,6 +70,7 @@ class FakeKube:
         self, resource: Resource, namespace: str, name: str, changes: dict[str, Any], subresource: str
     ) -> dict[str, Any]:
         assert (resource.kind, namespace, name, subresource) == ("ModelService", *KEY, "status")
+        assert changes["metadata"]["resourceVersion"] == self.body["metadata"]["resourceVersion"]
         self.statuses.append(changes["status"])
         self.version += 1
         metadata = {**self.body["metadata"], "resourceVersion": str(self.version)}

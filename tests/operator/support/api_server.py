@@ -59,6 +59,10 @@ class ApiServer:
         body = json.loads(await request.text())
         if name and "status" in name:
             (stored,) = [item for item in self.objects[plural] if item["metadata"]["name"] == name[0]]
+            version = stored["metadata"].get("resourceVersion", "1")
+            if body["metadata"].get("resourceVersion", version) != version:
+                return web.json_response({"message": "the object has been modified"}, status=409)
+            stored["metadata"]["resourceVersion"] = str(int(version) + 1)
             stored["status"] = {**stored.get("status", {}), **body["status"]}
             return web.json_response(stored)
         body["metadata"] |= {"uid": f"uid-of-{plural}", "resourceVersion": "8"}

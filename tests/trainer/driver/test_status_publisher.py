@@ -150,6 +150,21 @@ def test_no_event_is_lost_while_the_volume_is_full(directory: JobDirectory, monk
     assert [record["step"] for record in Ledger(directory).records("committed")] == [1, 2]
 
 
+def test_a_bug_in_one_refresh_does_not_end_the_others(directory: JobDirectory) -> None:
+    tracker = Mock()
+    tracker.log_step.side_effect = [ZeroDivisionError("of a bug"), None, None]
+    with StatusPublisher(directory, Ledger(directory), 1, [tracker]) as publisher:
+        publisher.start_generation(generation=1, first_step=0, workers=2)
+        train(directory, 1, first=1, last=1)
+        until = time.monotonic() + 30
+        while not tracker.log_step.called and time.monotonic() < until:
+            time.sleep(0.1)
+        train(directory, 1, first=2, last=2)
+        while status(directory)["step"] != 2 and time.monotonic() < until:
+            time.sleep(0.1)
+        assert status(directory)["step"] == 2
+
+
 def test_heartbeat_grows_only_with_progress(directory: JobDirectory, publisher: StatusPublisher) -> None:
     first = status(directory)["heartbeat"]
     for _ in range(3):

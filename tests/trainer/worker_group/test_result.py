@@ -115,9 +115,10 @@ def test_rank_that_exits_without_a_result_is_lost_and_a_rank_killed_by_the_agent
         RankResult(1, -9),
         RankResult(2, -9, killed=True),
         RankResult(3, 1, failure=describe(3, GLOO)),
+        RankResult(4, -40),
     ]
     assert classify_exit(logs, results, {}, "") == Failed(
-        FailureCause.WORKER_LOST, "lost rank 0 (exit status 3), rank 1 (SIGKILL)"
+        FailureCause.WORKER_LOST, "lost rank 0 (exit status 3), rank 1 (SIGKILL), rank 4 (signal 40)"
     )
 
 

@@ -6,11 +6,11 @@ workers make progress, not because this thread runs.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from spotune_trainer import files
@@ -22,6 +22,8 @@ from spotune_trainer.observability.goodput_ledger import GoodputMeter
 from spotune_trainer.observability.progress import status_fields
 from spotune_trainer.observability.surviving_workers import WORKERS_TRAIN_ON
 from spotune_trainer.observability.tracking.tracker import Tracker
+
+logger = logging.getLogger(__name__)
 
 _REFRESH_SECONDS = 0.5
 _KEPT_FROM_LAST_ATTEMPT = (
@@ -215,8 +217,12 @@ class StatusPublisher:
 
     def _run(self) -> None:
         while not self._stop.wait(_REFRESH_SECONDS):
-            with suppress(OSError):  # the volume may be full for a while; the next refresh publishes everything
+            try:
                 self.refresh()
+            except OSError:
+                pass  # the volume may be full for a while; the next refresh publishes everything
+            except Exception:  # a bug in one refresh must not end those of the whole run
+                logger.exception("the status could not be refreshed, because of a bug of spotune")
 
     def _read(self, generation: _GenerationFiles) -> None:
         for record in generation.steps.read():

@@ -222,5 +222,7 @@ def _first(failures: Sequence[RankFailure], cause: FailureCause) -> RankFailure 
 
 
 def _status(status: int) -> str:
-    """An exit status for messages: the name of a signal, or the number."""
-    return signal.Signals(-status).name if status < 0 else f"exit status {status}"
+    """An exit status for messages: the name of a signal, or the number. Real-time signals have no names."""
+    if status >= 0:
+        return f"exit status {status}"
+    return signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"

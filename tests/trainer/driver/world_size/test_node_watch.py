@@ -246,10 +246,10 @@ def test_deadline_takes_precedence_over_more_slots(cluster: Cluster) -> None:
     assert len(cluster.events) == 2
 
 
-def test_thread_checks_periodically_and_survives_errors_of_the_head(cluster: Cluster) -> None:
+def test_thread_checks_periodically_and_survives_errors_of_the_head_and_bugs(cluster: Cluster) -> None:
     watch = cluster.watch()
     cluster.draining = {"b": time.time() + 30}
-    cluster.errors = [RuntimeError("the head is gone")]
+    cluster.errors = [RuntimeError("the head is gone"), KeyError("of a bug")]
     with watch:
         until = time.monotonic() + 30
         while cluster.notice is None and time.monotonic() < until:

@@ -110,6 +110,8 @@ class NodeWatch:
                 logger.debug("the nodes could not be checked: %s", error)
             except (SpotuneError, ValueError) as error:  # the job file is not readable
                 logger.warning("the nodes could not be checked: %s", error)
+            except Exception:  # a bug in one check must not end those of the whole run
+                logger.exception("the nodes could not be checked, because of a bug of spotune")
 
     def _yield_before(self, going: Mapping[str, float], slots: Slots, workers: WorkersSpec) -> None:
         deadlines = [deadline for deadline in going.values() if deadline > 0]
