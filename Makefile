@@ -226,8 +226,8 @@ coverage: $(READY) ## The tests without a Kubernetes, measured: coverage of api 
 	$(BIN)/coverage report --include 'serve/*' --fail-under 85
 	$(BIN)/coverage report --include 'trainer/*' --fail-under 85
 
-# The parts of `make test`, the longest first. Three run at a time on two processors, because the tests on the cluster mostly
-# wait for pods: what runs beside them has a lower priority, and takes what they leave. The tests with rank processes take
+# The parts of `make test`, the longest first. Three run at a time on two processors, because the tests on the cluster wait
+# for pods a part of their time: what runs beside them has a lower priority, and takes what they leave. Those with ranks take
 # about twice as long as the many small ones, and those on a Ray start when the small ones have ended. So the former have
 # a higher priority than the small ones: the last minutes, in which one group runs alone, leave a processor idle.
 # No test starts if the code breaks a rule of style or types.

@@ -1,5 +1,7 @@
 """What every test shares: the same small, offline machine, whoever runs them."""
 
+import gc
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,37 @@ settings.load_profile("shared")
 
 FOLDERS = {"cluster": ("cluster",), "ray": ("examples", "proof", "releases", "serve", "trainer")}
 """The folders in which the Makefile looks for tests with these markers."""
+FIRST_PARAMETERS = 2
+"""Of a test that starts ranks, `make test` runs so many parameters, and `make test-long` the others."""
 _HERE = Path(__file__).parent
 
+gc.disable()  # while the tests are imported: with it, imports take almost twice as long
 
+
+@pytest.hookimpl(tryfirst=True)  # before tests are left out by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse a test that no part of `make test` would find."""
+    """Mark further parameters of slow tests as long, and refuse a test that the Makefile would not find."""
+    parameters = Counter[str]()
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("every_parameter"):
+            name = item.nodeid.partition("[")[0]
+            parameters[name] += item.get_closest_marker("long") is None
+            if parameters[name] > FIRST_PARAMETERS:
+                item.add_marker("long")
     for marker, folders in FOLDERS.items():
         places = [_HERE / folder for folder in folders]
         for item in items:
             if item.get_closest_marker(marker) and not any(item.path.is_relative_to(place) for place in places):
                 raise pytest.UsageError(f"{item.nodeid}: the Makefile looks for the marker {marker} in {folders} only")
+
+
+def pytest_collection_finish() -> None:
+    """Let later garbage collections leave out what the imports have made, millions of objects."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Free it in the ordinary way: extensions warn about objects that are left at the end of a process."""
+    gc.unfreeze()

@@ -26,6 +26,7 @@ def _wait_for_gpus(cluster: ClusterUnderTest, count: str) -> None:
     wait_for(f"{count} GPUs on n2", 60, counted, every=0.3)
 
 
+@pytest.mark.long
 def test_pod_gets_the_gpu_until_the_plugin_loses_it(
     cluster: ClusterUnderTest, namespace: Kubectl, fault: Fault
 ) -> None:

@@ -18,7 +18,7 @@ from tests.cluster.finetune_jobs import CLAIM, SMALL, WORKERS, Workplace
 from tests.cluster.operator_install import Operator
 from tests.trainer.training_functions.ranks import run_generation
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(1800)]
 
 CODE = "own-function"
 FILES = (ROOT / "examples" / "own-function" / "train.py", Path(__file__).parent / "own_function" / "slow_epochs.py")

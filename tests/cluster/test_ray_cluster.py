@@ -11,7 +11,7 @@ from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault, temporary
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.ray_clusters import DRAIN_SECONDS, RayCluster, ray_cluster, started
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.timeout(600)]
 
 WORKERS = 2
 # Prints the deadline that each rank of a Ray Train group gets, once per rank.

@@ -21,7 +21,7 @@ from spotune_testcluster.providers import Capacity, Provider
 from spotune_testcluster.pytest_plugin import NotForTestsError, refuse_if_not_for_tests
 from spotune_testcluster.waiting import wait_for
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.every_parameter]
 
 STUBBORN = "trap '' TERM; echo deaf; while true; do sleep 0.05; done"
 SLEEPS_UNDER_AN_INIT = f"""

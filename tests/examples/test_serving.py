@@ -186,6 +186,7 @@ def generated(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, text: 
     return str(tokenizer.decode(list(answer), skip_special_tokens=True))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",

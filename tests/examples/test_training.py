@@ -34,7 +34,7 @@ from tests.trainer.support.groups import run_group
 from tests.trainer.support.runs import train_rank
 from tests.trainer.support.tiny import VOCABULARY, save_tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.every_parameter]
 
 CHAT_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}</s>{% endfor %}"
 STEPS = 3

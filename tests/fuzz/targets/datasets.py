@@ -16,10 +16,10 @@ from pyarrow import ipc, parquet
 from streaming import MDSWriter
 
 from spotune.errors import JobError
-from spotune_trainer.data.manifests import MANIFEST, check_agreement, read_manifest
+from spotune_trainer.data.manifests import INDEX, MANIFEST, check_agreement, read_manifest
 from spotune_trainer.data.preparation.raw_files import FileRange, InputFile, format_of
 from spotune_trainer.data.preparation.readers import check_columns, column_types, read_rows
-from spotune_trainer.data.shards import INDEX, ShardedDataset
+from spotune_trainer.data.shards import ShardedDataset
 from tests.fuzz.mutations import changed_bytes, changed_json, changed_lines
 from tests.fuzz.target import Target, check_names
 

@@ -64,6 +64,7 @@ def test_the_printed_curl_and_one_that_names_an_adapter_answer(tmp_path: Path) -
     assert answer != of_the_adapter
 
 
+@pytest.mark.long
 def test_the_script_of_the_demo_asks_and_ends(tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()

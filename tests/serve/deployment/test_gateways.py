@@ -27,7 +27,7 @@ from tests.serve.support.exported import export_tiny_model
 from tests.serve.support.live_service import LiveService
 from tests.serve.support.openai_streams import stream
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, pytest.mark.long]
 GATEWAYS = 2
 PATIENCE_SECONDS = 120.0
 REQUESTS = "spotune:requests_total"

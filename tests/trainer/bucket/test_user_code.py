@@ -136,6 +136,7 @@ def test_other_machines_continue_after_what_ray_train_has_reported(machines: Mac
     assert machines.bucket.read("logs/gen-2/worker-1.log.parts/000000000000") is not None
 
 
+@pytest.mark.long
 def test_shards_of_other_machines_are_loaded(machines: Machines, tmp_path: Path) -> None:
     config = {"steps": 5}
     expected = export_of_undisturbed(tmp_path, function_job("shards", config, module="library_functions"))
@@ -170,6 +171,7 @@ def test_torchrun_continues_on_other_machines(machines: Machines, tmp_path: Path
     assert second.results[0][1]["steps"] == TORCHRUN_STEPS
 
 
+@pytest.mark.long
 def test_a_plain_program_goes_on_from_its_own_checkpoints_on_other_machines(machines: Machines) -> None:
     def job(steps: int) -> FinetuneJob:
         config = {"steps": steps, "seconds": 0.1, "export": True}

@@ -221,6 +221,7 @@ def without_export(tmp_path_factory: pytest.TempPathFactory) -> Callable[[JobDir
     return copy
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("saves", "model"), [(False, "model.json"), (True, "state.pt")])
 def test_a_group_after_a_lost_export_repeats_the_steps_since_the_checkpoint_of_the_program(
     directory: JobDirectory, without_export: Callable[[JobDirectory, bool], None], saves: bool, model: str
@@ -244,6 +245,7 @@ def test_a_program_that_has_nothing_to_do_after_a_lost_export_keeps_its_model(
     assert json.loads((directory.export / "model.json").read_text()) == ["first", 6]
 
 
+@pytest.mark.long
 def test_a_group_after_a_lost_export_gets_sigterm_at_a_notice(
     directory: JobDirectory, without_export: Callable[[JobDirectory, bool], None]
 ) -> None:
@@ -264,6 +266,7 @@ def test_steps_that_do_not_ascend_are_an_error_of_the_command(directory: JobDire
     assert "training.command reported step 3 after step 3: report each step once" in str(error)
 
 
+@pytest.mark.long
 def test_a_program_that_reports_and_hangs_after_its_last_step_is_ended_with_its_stacks(directory: JobDirectory) -> None:
     """Output does not show that a program makes progress once it reports."""
     prints = "(while sleep 0.2; do echo .; done) & exec python reporting_program.py"

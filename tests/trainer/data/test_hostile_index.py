@@ -11,7 +11,8 @@ import pytest
 from streaming import MDSWriter
 
 from spotune.errors import DataError, JobError
-from spotune_trainer.data.shards import INDEX, ShardedDataset
+from spotune_trainer.data.manifests import INDEX
+from spotune_trainer.data.shards import ShardedDataset
 
 SHARD = "shard.00000.mds"
 

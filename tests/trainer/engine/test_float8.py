@@ -161,6 +161,7 @@ def job_of(runs: Runs, precision: str = "fp8", **sections: Any) -> Any:
     return runs.job("causal", "bfloat16", execution=execution, **sections)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_fp8_trains_as_bfloat16_does_and_to_other_bits(runs: Runs) -> None:
     found, training = {}, {"learningRate": 0.01}
@@ -241,6 +242,7 @@ def test_zero_stages_give_the_same_losses(runs: Runs) -> None:
         assert losses(run) == pytest.approx(losses(first), rel=2e-3)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_gradient_checkpointing_does_not_change_the_bits(runs: Runs) -> None:
     kept, again = (runs.empty(name) for name in ("kept", "recomputed"))
@@ -251,6 +253,7 @@ def test_gradient_checkpointing_does_not_change_the_bits(runs: Runs) -> None:
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_an_adapter_trains_in_bfloat16_on_a_base_in_fp8(runs: Runs) -> None:
     exact, base = runs.empty("exact"), runs.empty("base")

@@ -151,6 +151,7 @@ def without_a_layer(_rank: int, _world_size: int, whole_gradients: bool) -> dict
     return {name: tensor.flatten().tolist() for name, tensor in state_of(made).items()}
 
 
+@pytest.mark.long
 def test_parameters_unused_in_the_last_micro_batch_are_reduced_as_well() -> None:
     each_pass, once = (run_group(2, without_a_layer, whole) for whole in (False, True))
     for expected, found in zip(each_pass, once, strict=True):
@@ -238,6 +239,7 @@ def held_after_steps(_rank: int, _world_size: int, dtype: torch.dtype, layers: i
     return {name: tensor.flatten().tolist() for name, tensor in state_of(made).items()}, places
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_keeping_layers_gathered_does_not_change_the_results(dtype: torch.dtype) -> None:
     again, once = (run_group(2, held_after_steps, dtype, layers) for layers in (0, 2))

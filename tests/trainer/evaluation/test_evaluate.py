@@ -108,6 +108,7 @@ def evaluate_custom_metric(rank: int, world_size: int, source: Path) -> Evaluati
     return evaluate(model, ListedRows(rows), tokenizer, job, batch_size=4, ranks=RankGroup(rank, world_size))
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_custom_metric_is_averaged_exactly_at_any_world_size(sources: dict[Task, Path]) -> None:
     alone = evaluate_custom_metric(0, 1, sources["seq2seq"])

@@ -76,6 +76,7 @@ def test_a_task_that_fails_at_the_end_leaves_a_trained_model_and_says_why(tmp_pa
     assert (directory.export / "model.safetensors").exists()
 
 
+@pytest.mark.long
 def test_forward_passes_are_heartbeats_and_the_limit_holds(tmp_path: Path) -> None:
     model = save_source(tmp_path / "model", "causal")
     LlamaForCausalLM(LlamaConfig.from_pretrained(model)).save_pretrained(model)
@@ -102,6 +103,7 @@ def test_a_task_that_runs_what_the_model_writes_is_refused(tmp_path: Path) -> No
         check_tasks(harness_spec(folder))
 
 
+@pytest.mark.long
 def test_a_task_that_samples_is_refused_during_training(tmp_path: Path) -> None:
     folder = write_tasks(tmp_path / "tasks")
     path = folder / "answers.yaml"

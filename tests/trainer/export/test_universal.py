@@ -32,6 +32,7 @@ def test_deepspeed_loads_a_written_universal_checkpoint(tmp_path: Path, dtype: s
     assert found == [{stage: [] for stage in STAGES}] * WORLD_SIZE
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_run_starts_from_a_checkpoint_converted_by_deepspeed(tmp_path: Path, stage: int) -> None:

@@ -270,6 +270,7 @@ def test_lost_best_checkpoint_is_reported_and_the_next_best_exported(runs: Runs,
     assert [event["reason"] for event in reported] == [problem]
 
 
+@pytest.mark.long
 def test_last_step_is_exported_on_request(runs: Runs) -> None:
     directory = runs.empty("last")
     result = train_generation(directory, make_job(runs, output={"export": "last"}), TWO)
@@ -278,6 +279,7 @@ def test_last_step_is_exported_on_request(runs: Runs) -> None:
     assert result.summary["evalLoss"] == evaluations(directory)[-1]["loss"]
 
 
+@pytest.mark.long
 def test_best_of_a_run_that_does_not_stop_early_may_be_its_last_step(runs: Runs) -> None:
     directory = runs.empty("whole")
     job = make_job(runs, epochs=2, evaluation={"earlyStopping": None})
@@ -290,6 +292,7 @@ def test_best_of_a_run_that_does_not_stop_early_may_be_its_last_step(runs: Runs)
     assert equals_checkpoint(directory.export, directory, steps)
 
 
+@pytest.mark.long
 def test_best_adapter_is_exported(runs: Runs) -> None:
     directory = runs.empty("adapter")
     job = make_job(runs)
@@ -301,6 +304,7 @@ def test_best_adapter_is_exported(runs: Runs) -> None:
     assert best in kept(directory)
 
 
+@pytest.mark.long
 def test_pairs_stop_early_by_the_share_that_is_ranked_right_although_the_loss_still_falls(
     runs: Runs, tmp_path: Path
 ) -> None:

@@ -159,6 +159,7 @@ def test_the_export_of_a_classifier_of_texts(tmp_path: Path, runs: Runs, capsys:
         Predictor.load(directory.root)
 
 
+@pytest.mark.long
 def test_the_export_of_a_classifier_of_tokens(tmp_path: Path, runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = {"eval": {"source": str(tmp_path / "shards")}}
     job = labelled_job(tmp_path, "tokenClassification", dataset=dataset)

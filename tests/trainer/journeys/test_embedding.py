@@ -65,6 +65,7 @@ def test_the_loss_is_that_of_the_whole_step_with_a_rank_that_has_no_samples(tmp_
     assert losses(directory) == pytest.approx(EXPECTED["encoder"], rel=1e-4)
 
 
+@pytest.mark.long
 def test_dropout_is_the_same_in_both_passes_and_at_any_world_size(tmp_path: Path, runs: Runs) -> None:
     job = embedding_job(tmp_path, dropout=0.1)
     found = []

@@ -49,6 +49,7 @@ def test_an_interrupted_run_ends_with_the_same_bits(
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("task", "layouts"),
     [
@@ -70,6 +71,7 @@ def test_noise_is_the_same_at_every_layout(runs: Runs, task: str, layouts: list[
     assert all(abs(noisy - without) > 1e-5 * without for noisy, without in zip(losses(alone), plain, strict=True))
 
 
+@pytest.mark.long
 def test_pairs_resume_exactly_and_the_reference_model_gets_no_noise(runs: Runs, tmp_path: Path) -> None:
     noisy = preference_job(tmp_path, "dpo", training={**NOISE, "epochs": 1}, checkpoint={"every": 4, "keep": 3})
     undisturbed = runs.empty("finished-noisy-pairs")

@@ -62,6 +62,7 @@ def test_result_has_the_samples_and_the_evaluation_of_each_source(runs: Runs) ->
         assert scores["loss"] == pytest.approx(by_source[name]["loss"], rel=1e-5)
 
 
+@pytest.mark.long
 def test_evaluation_of_each_source_is_that_of_the_exported_checkpoint(runs: Runs) -> None:
     directory = runs.empty("mixture-best")
     rising = {"learningRate": 1.0, "scheduler": "constant_with_warmup", "warmupSteps": 5}  # the loss rises after step 4

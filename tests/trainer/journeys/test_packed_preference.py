@@ -74,6 +74,7 @@ def test_a_run_on_packed_pairs_resumes_exactly(tmp_path: Path, runs: Runs) -> No
     assert losses(other) == pytest.approx(losses(undisturbed), rel=1e-5)
 
 
+@pytest.mark.long
 def test_the_reference_of_packed_pairs_is_the_same_at_any_world_size(tmp_path: Path, runs: Runs) -> None:
     training = {"epochs": None, "maxSteps": 1, "warmupSteps": 0}
     job = packed_job(tmp_path, "dpo", dataset={"maxLength": 96}, training=training)
@@ -103,6 +104,7 @@ def test_evaluations_are_means_over_pairs(tmp_path: Path, runs: Runs) -> None:
     assert found[1]["loss"] < np.log(2), "the loss of a model that prefers neither answer"
 
 
+@pytest.mark.long
 def test_held_out_rows_of_packed_pairs_are_evaluated(tmp_path: Path, runs: Runs) -> None:
     dataset = {"eval": {"fraction": 0.25, "seed": 1}, "maxLength": 96}
     job = packed_job(tmp_path, "simpo", dataset=dataset, training={"evaluation": {"everySteps": HALF}})

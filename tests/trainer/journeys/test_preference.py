@@ -159,6 +159,7 @@ def test_the_reference_of_an_adapter_is_its_base(tmp_path: Path, runs: Runs, obj
     ends_alike(resumed, undisturbed)
 
 
+@pytest.mark.long
 def test_the_reference_is_the_same_at_any_world_size(tmp_path: Path, runs: Runs) -> None:
     job = preference_job(tmp_path, "dpo", training={"maxSteps": 1, "warmupSteps": 0})
     one, two = runs.empty("one"), runs.empty("two")

@@ -99,6 +99,7 @@ def test_run_that_shrinks_and_grows_ends_with_the_weights_of_one_that_did_not(ru
     assert digest(changed, STEPS) == digest(undisturbed, STEPS)
 
 
+@pytest.mark.long
 def test_without_the_setting_another_world_size_gives_other_bits(runs: Runs) -> None:
     """Negative control: the comparison finds runs that differ in their last digits."""
     first, second = runs.finished(Layout(1, 1), "causal"), runs.finished(Layout(2, 1), "causal")
@@ -125,6 +126,7 @@ def test_other_objectives_are_the_same_at_any_world_size(runs: Runs, tmp_path: P
     assert digest(three, 3) == digest(alone, 3)
 
 
+@pytest.mark.long
 def test_adapters_and_noise_are_the_same_at_any_world_size(runs: Runs) -> None:
     adapter = {"lora": {"r": 2, "dropout": 0.1}}
     training = {**SHORT["training"], "neftuneNoiseAlpha": 5}

@@ -70,6 +70,7 @@ def test_a_run_resumes_at_another_world_size(
     assert losses(resumed) == pytest.approx(losses(undisturbed), rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", [Layout(1, 0), Layout(2, 3)], ids=str)
 def test_the_export_scores_as_the_engine_did(tmp_path: Path, language_model: Path, runs: Runs, layout: Layout) -> None:
     dataset = {"eval": {"source": str(tmp_path / "shards")}}

@@ -138,6 +138,7 @@ def test_padding_does_not_change_the_loss_of_a_causal_model_without_a_mask(model
     torch.testing.assert_close(together, torch.stack(alone).sum())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_training", [True, False])
 def test_the_compiled_loss_in_bfloat16_is_close_to_that_from_logits(is_training: bool) -> None:
     batch, model = make_batch("causal"), make_model("llama", torch.bfloat16)

@@ -73,6 +73,7 @@ def test_model_after_a_loss_in_an_epoch_is_that_of_an_undisturbed_run(
     assert (progress["totalSteps"], progress["etaSeconds"]) == (total, 0.0)
 
 
+@pytest.mark.long
 def test_at_a_notice_the_last_step_is_saved(directory: JobDirectory) -> None:
     def notice_later() -> None:
         logs = directory.generation_logs(1)

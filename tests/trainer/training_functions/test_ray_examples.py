@@ -107,6 +107,7 @@ def test_an_example_of_ray_trains_through_the_loss_of_a_rank(
     assert tensors_of(directory.export / example.model)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "example",
     [pytest.param(each, marks=[] if "deepspeed" in each.module else pytest.mark.long) for each in BY_STEPS],

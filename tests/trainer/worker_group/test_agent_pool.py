@@ -57,6 +57,7 @@ def test_consecutive_groups_train_with_the_same_agent(cluster: Cluster) -> None:
         assert cluster.agent() == agent
 
 
+@pytest.mark.long
 def test_slots_of_a_node_count_as_imported_once_its_fork_server_has_imported(cluster: Cluster) -> None:
     found = [cluster.agents.ensure(gpus=False)]
 
@@ -75,6 +76,7 @@ def test_memory_of_a_gpu_that_cannot_be_used_is_an_error_with_the_cause(cluster:
         cluster.agents.worker_memory_bytes(1, gpus=True)
 
 
+@pytest.mark.long
 def test_killed_rank_is_reported_lost_and_the_other_ranks_are_killed(cluster: Cluster) -> None:
     group = cluster.start()
     agent = cluster.agent()
@@ -102,6 +104,7 @@ def test_killed_rank_is_reported_lost_and_the_other_rank_keeps_its_process(clust
     assert cluster.agent() == agent
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("keep")
 def test_group_without_a_lost_rank_before_it_gets_new_processes(cluster: Cluster) -> None:
     group = cluster.start()
@@ -216,6 +219,7 @@ def test_next_group_restores_the_commit_of_a_killed_rank_from_memory(cluster: Cl
     assert cluster.agent_memory_bytes() == 0, "no group follows"
 
 
+@pytest.mark.long
 def test_memory_of_a_killed_agent_is_freed(cluster: Cluster) -> None:
     cluster.ensure()
     group = Group(cluster.agents, replace(cluster.task(epochs=10_000), memory_copies=2))
@@ -227,6 +231,7 @@ def test_memory_of_a_killed_agent_is_freed(cluster: Cluster) -> None:
     cluster.ensure()
 
 
+@pytest.mark.long
 def test_suspended_rank_is_killed_after_another_rank_failed(cluster: Cluster) -> None:
     group = cluster.start()
     kill(cluster.ranks()["spotune-rank-0"], signal.SIGSTOP)
@@ -309,6 +314,7 @@ def lose_driver(cluster: Cluster) -> None:
         kill(process)
 
 
+@pytest.mark.long
 def test_ranks_exit_with_their_forkserver_and_the_next_group_gets_a_new_one(cluster: Cluster) -> None:
     group = cluster.start()
     parent = int(Path(f"/proc/{cluster.ranks()['spotune-rank-0'].pid}/stat").read_text().rsplit(")", 1)[1].split()[1])

@@ -10,6 +10,8 @@ from typing import Any
 from spotune.errors import JobError
 
 MANIFEST = "manifest.json"
+INDEX = "index.json"
+"""The file of MosaicML streaming that lists the shards of a folder."""
 
 Manifest = Mapping[str, Any]
 

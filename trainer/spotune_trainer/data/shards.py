@@ -29,10 +29,9 @@ from streaming.base.format.mds.encodings import is_mds_encoding
 
 from spotune.errors import DataError, JobError
 from spotune_trainer.data.cache import FileSource, ShardCache, find_damage
+from spotune_trainer.data.manifests import INDEX
 from spotune_trainer.data.stores.failures import is_for_the_user
 from spotune_trainer.files import is_inner_path
-
-INDEX = "index.json"
 
 MAX_OPEN_SHARDS = 64
 """Shards that are memory-mapped at once; a shuffle block spans about five."""

@@ -100,6 +100,7 @@ def test_replicas_that_start_at_once_start_one_holder(folder: Path, sockets: Pat
     kill(shares[0].holder)
 
 
+@pytest.mark.long
 def test_memory_that_was_written_to_is_refused(folder: Path, sockets: Path) -> None:
     model, shared = start(folder, sockets)
     with torch.no_grad():
@@ -144,6 +145,7 @@ def test_holder_ends_when_the_last_replica_has_left(folder: Path, sockets: Path)
     assert list(sockets.glob("*.socket")) == []
 
 
+@pytest.mark.long
 def test_sequences_and_health_check_fail_when_the_holder_dies(folder: Path, sockets: Path) -> None:
     model, shared = start(folder, sockets)
     loaded, got = load_adapters(model, {}), Collected()
@@ -187,6 +189,7 @@ def test_changed_files_get_a_holder_of_their_own(folder: Path) -> None:
     assert holder_key(folder, CPU) != before
 
 
+@pytest.mark.long
 def test_model_that_cannot_be_loaded_is_named(folder: Path, sockets: Path) -> None:
     module: torch.nn.Module = load_model(folder)
     weights = folder / "model.safetensors"

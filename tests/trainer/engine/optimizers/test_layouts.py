@@ -127,6 +127,7 @@ def test_all_layouts_train_to_the_weights_of_the_library(name: str, world_size: 
     assert max(run_group(world_size, distance_from_the_library, name, list(stages), "none")) < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stage", "offload"), [pytest.param(2, "optimizer", marks=pytest.mark.long), (3, "parameters")]
 )

@@ -116,6 +116,7 @@ def test_the_moving_average_is_exported_beside_the_weights(runs: Runs) -> None:
     assert any(not torch.equal(state[f"{name}/fp32"], state[f"{name}/ema"]) for name in exported(run, "export"))
 
 
+@pytest.mark.long
 def test_the_moving_average_of_an_adapter_is_exported(runs: Runs) -> None:
     adapter = {"lora": {"r": 4, "targetModules": ["q_proj", "v_proj"]}}
     job = runs.job("causal", training={"emaDecay": 0.9}, adapter=adapter)

@@ -72,6 +72,7 @@ def test_unfit_node_is_left_out_and_known_ones_are_not_checked_again(cluster: Cl
     assert [{**each, "inUse": False} for each in known] == pool.unfit_nodes(), "another driver knows less"
 
 
+@pytest.mark.long
 def test_node_is_checked_again_after_a_rank_met_an_error_of_hardware(cluster: Cluster, tmp_path: Path) -> None:
     ledger, pool = Ledger(JobDirectory(cluster.directory)), cluster.agents
     wait_until_known(pool)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from spotune_trainer.data.counts.split_counts import PartSummary, SplitCounts
-from spotune_trainer.data.manifests import MANIFEST
+from spotune_trainer.data.manifests import INDEX, MANIFEST
 from spotune_trainer.data.preparation.inputs import part_name
 from spotune_trainer.data.preparation.lengths import length_histogram
 from spotune_trainer.data.rows.packing import padding_share
-from spotune_trainer.data.shards import INDEX
 from spotune_trainer.files import write_json, write_text
 
 _QUANTILES = (0.5, 0.9, 0.99)

@@ -15,11 +15,10 @@ from typing import Any, Final, Protocol
 
 from spotune.errors import InfrastructureError, JobError
 from spotune_trainer.data.counts.split_counts import PartSummary
-from spotune_trainer.data.manifests import MANIFEST
+from spotune_trainer.data.manifests import INDEX, MANIFEST
 from spotune_trainer.data.preparation.assemble import assemble_dataset, shard_name
 from spotune_trainer.data.preparation.inputs import part_name
 from spotune_trainer.data.preparation.parts import SPLITS, SUMMARY
-from spotune_trainer.data.shards import INDEX
 from spotune_trainer.data.stores.stored_folder import StoredFolder
 from spotune_trainer.files import cache_directory, content_key, fsync_directory
 

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
-from streaming.base.format.mds import MDSWriter
 
 from spotune.errors import JobError
 from spotune.prompting.template import RowError
@@ -221,6 +220,8 @@ class _SplitWriter:
     """Writes the rows of one split as MDS shards, and counts them."""
 
     def __init__(self, folder: Path, options: PartOptions, *, packing: bool) -> None:
+        from streaming.base.format.mds import MDSWriter  # imports torch for seconds; `spotune validate` writes nothing
+
         self._folder = folder
         self._text = options.text
         self._packer = Packer(options.text.row_length) if options.text.packing and packing else None

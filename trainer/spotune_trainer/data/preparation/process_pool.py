@@ -56,7 +56,7 @@ def write_parts(
     # A fork server imports the modules once, which takes seconds. Forking this process instead could deadlock on locks
     # that its threads hold, such as the tokenizer's.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([write_part.__module__])
+    context.set_forkserver_preload([write_part.__module__, "streaming.base.format.mds"])
     try:
         with ProcessPoolExecutor(count, context, _init_worker, (options, tokenizer)) as pool:
             yield from _in_order(pool, folders, parts, len(parts) if ahead is None else count * ahead)
