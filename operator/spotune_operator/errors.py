@@ -13,7 +13,7 @@
     └── InfrastructureError          no action needed: the reconcile is retried with backoff
         └── KubernetesError          the API server failed or is unreachable (``spotune.errors``)
 
-After a ``StalledError`` the job is not reconciled until it, or an object that it names, has changed.
+After a ``StalledError`` the job is reconciled when it, or an object that it names, has changed, and once a minute.
 """
 
 from typing import ClassVar

@@ -153,7 +153,8 @@ def decide_stalled(
         expired=False,
         command="",
         status=stalled(previous, error, generation, now),
-        requeue_after=_TERMINATING_PODS_SECONDS if _has_terminating_pods(observed) else None,
+        # No event tells that what was wrong is over if it is, for example, the nodes of a second cloud.
+        requeue_after=_TERMINATING_PODS_SECONDS if _has_terminating_pods(observed) else settings.rejected_retry_seconds,
     )
 
 

@@ -200,10 +200,15 @@ def _forget_withdrawn(bucket: Bucket, directory: JobDirectory, claimed: Iterable
     for number in numbers:
         folder = directory.generations / f"{number:07d}"
         if folder.name not in listed or number == numbers[-1]:
-            with suppress(FileNotFoundError):  # another process has removed it
-                for path in folder.iterdir():
-                    if bucket.read(f"{_GENERATIONS}/{folder.name}/{path.name}") != path.read_bytes():
-                        remove_record(folder)
+            _remove_unless_claimed(bucket, folder)
+
+
+def _remove_unless_claimed(bucket: Bucket, folder: Path) -> None:
+    """Remove the record of a generation that the bucket does not have, or has of another claim."""
+    with suppress(FileNotFoundError):  # another process has removed it
+        for path in folder.iterdir():
+            if bucket.read(f"{_GENERATIONS}/{folder.name}/{path.name}") != path.read_bytes():
+                remove_record(folder)
 
 
 def _fetch_manifest(bucket: Bucket, folder: Path, sizes: dict[str, int]) -> None:
