@@ -76,6 +76,7 @@ def test_a_job_from_apply_to_delete(namespace: Kubectl) -> None:
     assert client.jobs.list() == []
 
 
+@pytest.mark.long
 def test_a_port_forward_without_data_stays_open_because_its_pings_are_answered(
     cluster: ClusterUnderTest, namespace: Kubectl
 ) -> None:

@@ -12,7 +12,7 @@ from spotune_testcluster.waiting import wait_for
 from tests.cluster.definitions import wait_until_served
 from tests.cluster.pods import as_json, pod
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 def _config_map(name: str, **data: str) -> dict[str, Any]:

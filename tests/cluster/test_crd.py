@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,13 @@ import yaml
 from spotune.job_file.load import load_job, parse_job
 from spotune.job_file.yaml_file import Document
 from spotune_testcluster.kubectl import Kubectl, KubectlError
-from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from tests import ROOT
 from tests.api.job.test_code_source import REFUSED_CODE
 from tests.api.job.test_training_function import REFUSED
 from tests.api.job_file.test_broken_job_values import BROKEN
 from tests.api.support.job_files import FULL_JOB_FILE, JOB_FILE
-from tests.cluster.definitions import apply_definitions, explained
+from tests.cluster.definitions import apply_definitions, dry_run, explained
 
 pytestmark = pytest.mark.cluster
 
@@ -28,10 +29,10 @@ TORCHRUN = ROOT / "examples" / "torchrun" / "finetunejob.yaml"
 FROZEN = "must not change after the first checkpoint"
 
 NAMED_OTHERWISE = {
-    "name that is a number": "cannot unmarshal number into Go struct field ObjectMeta.metadata.name",
-    "label that is a number": "cannot unmarshal number into Go struct field ObjectMeta.metadata.labels",
+    "name that is a number": "cannot unmarshal number into Go struct field ObjectMeta.name",
+    "label that is a number": "cannot unmarshal number into Go struct field ObjectMeta.labels",
     "no value": 'unknown field "spec.training.globalBatchSize:"',
-    "not a number": "error converting YAML to JSON",
+    "not a number": "unsupported value: NaN",
     "template that is a mapping": 'unknown field "spec.dataset.text.body"',
     "two forms of text": "spec.dataset: ",
     "a preference objective without pairs": "spec.dataset: ",
@@ -57,13 +58,27 @@ def job(namespace: Kubectl) -> Kubectl:
 @pytest.fixture
 def trained(job: Kubectl) -> Kubectl:
     """A namespace with the full job after its first checkpoint."""
-    patch(job, {"status": {"lastCheckpoint": {"step": 1200, "time": "2026-01-02T03:04:05Z"}}}, "--subresource=status")
+    checkpoint(job)
     return job
 
 
-def create(kubectl: Kubectl, text: str, *options: str) -> None:
+@pytest.fixture(scope="module")
+def frozen(cluster: ClusterUnderTest) -> Iterator[Kubectl]:
+    """The same for all tests whose changes are refused."""
+    with temporary_namespace(cluster.kubectl) as kubectl:
+        create(kubectl, FULL_JOB_FILE)
+        checkpoint(kubectl)
+        yield kubectl
+
+
+def checkpoint(job: Kubectl) -> None:
+    """Write the first checkpoint of the full job to its status."""
+    patch(job, {"status": {"lastCheckpoint": {"step": 1200, "time": "2026-01-02T03:04:05Z"}}}, "--subresource=status")
+
+
+def create(kubectl: Kubectl, text: str) -> None:
     """Create a job in kubectl's namespace instead of the namespace in the file."""
-    kubectl("create", "--filename=-", *options, stdin=text.replace("namespace: team, ", ""))
+    kubectl("create", "--filename=-", stdin=text.replace("namespace: team, ", ""))
 
 
 def patch(kubectl: Kubectl, content: dict[str, Any], *options: str) -> None:
@@ -96,7 +111,7 @@ def test_a_job_that_the_models_refuse_is_refused_by_the_name_of_the_field(
 ) -> None:
     field = line.split(":")[2].strip()
     with pytest.raises(KubectlError, match=re.escape(NAMED_OTHERWISE.get(name, f"{field}: "))):
-        create(cluster.kubectl, JOB_FILE.replace(valid, broken, 1), "--dry-run=server")
+        dry_run(cluster.kubectl, "finetunejobs", JOB_FILE.replace(valid, broken, 1))
 
 
 @pytest.mark.parametrize(
@@ -110,7 +125,7 @@ def test_what_a_training_function_does_not_read_is_refused(
         job["spec"][name] = {**job["spec"].get(name, {}), **section}
     section = message.split(".")[1].partition(":")[0]
     with pytest.raises(KubectlError, match=rf"spec\.{section}.*(with training.function|package.module:function)"):
-        create(cluster.kubectl, json.dumps(job), "--dry-run=server")
+        dry_run(cluster.kubectl, "finetunejobs", json.dumps(job))
 
 
 @pytest.mark.parametrize(("code_from", "message"), REFUSED_CODE)
@@ -118,7 +133,7 @@ def test_wrong_sources_of_code_are_refused(code_from: dict[str, Any], message: s
     job = yaml.safe_load(OWN_FUNCTION.read_text())
     job["spec"]["training"] |= {"code": "", "codeFrom": code_from}
     with pytest.raises(KubectlError, match=re.escape(message)):
-        create(cluster.kubectl, json.dumps(job), "--dry-run=server")
+        dry_run(cluster.kubectl, "finetunejobs", json.dumps(job))
 
 
 @pytest.mark.parametrize(
@@ -135,7 +150,7 @@ def test_what_a_command_does_not_read_is_refused(
     job = yaml.safe_load(TORCHRUN.read_text())
     job["spec"]["training"] |= training
     with pytest.raises(KubectlError, match=message):
-        create(cluster.kubectl, json.dumps(job), "--dry-run=server")
+        dry_run(cluster.kubectl, "finetunejobs", json.dumps(job))
 
 
 @pytest.mark.parametrize(
@@ -169,14 +184,14 @@ def test_a_refusal_says_what_is_allowed(spec: dict[str, Any], message: str, job:
 )
 def test_a_name_that_pods_cannot_have_is_refused(name: str, message: str, cluster: ClusterUnderTest) -> None:
     with pytest.raises(KubectlError, match=message):
-        create(cluster.kubectl, JOB_FILE.replace("t5-wikisql", name), "--dry-run=server")
+        dry_run(cluster.kubectl, "finetunejobs", JOB_FILE.replace("t5-wikisql", name))
 
 
 def test_what_the_definition_cannot_say_is_left_to_the_operator(cluster: ClusterUnderTest) -> None:
     odd = "  adapter: {lora: {targetModules: 5}}\n  retry: {backoff: {initial: 2d, max: 1h}}\n  tracking:\n"
-    create(cluster.kubectl, JOB_FILE + odd, "--dry-run=server")
+    dry_run(cluster.kubectl, "finetunejobs", JOB_FILE + odd)
     with pytest.raises(KubectlError, match=r"limits\.cpu .* must be of type integer,string"):
-        create(cluster.kubectl, JOB_FILE.replace("min: 1", "resources: {limits: {cpu: 1.5}}"), "--dry-run=server")
+        dry_run(cluster.kubectl, "finetunejobs", JOB_FILE.replace("min: 1", "resources: {limits: {cpu: 1.5}}"))
 
 
 def test_an_empty_section_is_left_out_or_filled_in(namespace: Kubectl) -> None:
@@ -219,7 +234,7 @@ def test_everything_may_change_before_the_first_checkpoint(job: Kubectl) -> None
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value or ["absent"]),
 )
-def test_what_is_trained_is_frozen_after_the_first_checkpoint(section: str, change: Any, trained: Kubectl) -> None:
+def test_what_is_trained_is_frozen_after_the_first_checkpoint(section: str, change: Any, frozen: Kubectl) -> None:
     field = "" if section == "adapter" else next(iter(change))
     refusal = {
         "adapter": f"spec.adapter: {FROZEN}",
@@ -227,28 +242,28 @@ def test_what_is_trained_is_frozen_after_the_first_checkpoint(section: str, chan
         "execution": f"spec.execution.{field}: {FROZEN}",
     }.get(section, f"spec.{section}: {field} {FROZEN}")
     with pytest.raises(KubectlError, match=refusal):
-        patch(trained, {"spec": {section: change}})
+        patch(frozen, {"spec": {section: change}})
 
 
-def test_the_refusal_of_a_change_names_every_frozen_field_in_it(trained: Kubectl) -> None:
+def test_the_refusal_of_a_change_names_every_frozen_field_in_it(frozen: Kubectl) -> None:
     with pytest.raises(KubectlError, match=f"spec.training: learningRate, seed {FROZEN}"):
-        patch(trained, {"spec": {"training": {"learningRate": 0.1, "seed": 7, "epochs": 4}}})
+        patch(frozen, {"spec": {"training": {"learningRate": 0.1, "seed": 7, "epochs": 4}}})
 
 
-def test_a_trained_model_and_its_dataset_must_not_go(trained: Kubectl) -> None:
+def test_a_trained_model_and_its_dataset_must_not_go(frozen: Kubectl) -> None:
     absent = dict.fromkeys(("model", "dataset", "adapter", "serving"))
     with pytest.raises(KubectlError) as refused:
-        patch(trained, {"spec": absent})
+        patch(frozen, {"spec": absent})
     for section in ("model", "dataset", "adapter"):
         assert f"spec.{section}: {FROZEN}" in str(refused.value)
 
 
-def test_a_frozen_job_does_not_thaw_without_its_status(trained: Kubectl) -> None:
-    stored = trained.get("ftj", "t5-wikisql")
+def test_a_frozen_job_does_not_thaw_without_its_status(frozen: Kubectl) -> None:
+    stored = frozen.get("ftj", "t5-wikisql")
     del stored["status"]
     stored["spec"]["training"]["seed"] = 7
     with pytest.raises(KubectlError, match=r"spec\.training: seed"):
-        trained("replace", "--filename=-", stdin=json.dumps(stored))
+        frozen("replace", "--filename=-", stdin=json.dumps(stored))
 
 
 def test_training_may_go_on_longer_but_not_stop_earlier(trained: Kubectl) -> None:

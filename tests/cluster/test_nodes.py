@@ -10,7 +10,7 @@ from spotune_testcluster.pytest_plugin import ClusterUnderTest, Fault, condition
 from spotune_testcluster.waiting import wait_for
 from tests.cluster.pods import claim, pod, run_in, wait_until_running
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.long]
 
 
 def _settled(cluster: ClusterUnderTest, name: str) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from spotune_testcluster.kubectl import Kubectl, KubectlError
 from spotune_testcluster.pytest_plugin import ClusterUnderTest
 from tests.api.service.test_broken_service_files import WRONG_COMBINATIONS, WRONG_VALUES
 from tests.api.support.service_files import FULL_SERVICE_FILE, SERVICE_FILE
-from tests.cluster.definitions import apply_definitions, explained
+from tests.cluster.definitions import apply_definitions, dry_run, explained
 
 pytestmark = pytest.mark.cluster
 
@@ -35,9 +35,9 @@ def service(namespace: Kubectl) -> Kubectl:
     return namespace
 
 
-def create(kubectl: Kubectl, text: str, *options: str) -> None:
+def create(kubectl: Kubectl, text: str) -> None:
     """Create a service in kubectl's namespace instead of the namespace in the file."""
-    kubectl("create", "--filename=-", *options, stdin=text.replace("namespace: team, ", ""))
+    kubectl("create", "--filename=-", stdin=text.replace("namespace: team, ", ""))
 
 
 def patch(kubectl: Kubectl, content: dict[str, Any], *options: str) -> None:
@@ -66,12 +66,12 @@ def test_a_service_that_the_models_refuse_is_refused_by_the_name_of_the_field(
 ) -> None:
     field = line.split(":")[2].strip()
     with pytest.raises(KubectlError, match=re.escape(NAMED_OTHERWISE.get(name, f"{field}: "))):
-        create(cluster.kubectl, SERVICE_FILE.replace(valid, broken, 1), "--dry-run=server")
+        dry_run(cluster.kubectl, "modelservices", SERVICE_FILE.replace(valid, broken, 1))
 
 
 def test_an_unknown_field_is_refused_by_its_name(cluster: ClusterUnderTest) -> None:
     with pytest.raises(KubectlError, match=re.escape('unknown field "spec.replicas.most"')):
-        create(cluster.kubectl, SERVICE_FILE.replace("max: 3", "max: 3, most: 3"), "--dry-run=server")
+        dry_run(cluster.kubectl, "modelservices", SERVICE_FILE.replace("max: 3", "max: 3, most: 3"))
 
 
 def test_server_side_apply_merges_adapters_by_name(service: Kubectl) -> None:

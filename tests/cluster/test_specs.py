@@ -180,6 +180,7 @@ def an_object(name: str, namespace: str, kind: str, spec: Spec) -> Manifest:
     }
 
 
+@pytest.mark.long
 def test_every_job_that_the_api_server_takes_ends_with_a_condition_that_says_why(
     namespace: Kubectl, took: dict[str, float]
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import pytest
 from spotune.job_file.load import load_sweep, parse_sweep
 from spotune.job_file.yaml_file import Document
 from spotune_testcluster.kubectl import Kubectl, KubectlError
-from spotune_testcluster.pytest_plugin import ClusterUnderTest
+from spotune_testcluster.pytest_plugin import ClusterUnderTest, temporary_namespace
 from tests import ROOT
 from tests.api.support.sweep_files import FULL_SWEEP_FILE, SWEEP_FILE
 from tests.api.sweep.test_broken_sweep_files import WITHOUT_EVALUATION, WRONG_COMBINATIONS, WRONG_VALUES
-from tests.cluster.definitions import apply_definitions, explained
+from tests.cluster.definitions import apply_definitions, dry_run, explained
 
 pytestmark = pytest.mark.cluster
 
@@ -34,23 +35,31 @@ def _definition(cluster: ClusterUnderTest) -> None:
 
 @pytest.fixture
 def sweep(namespace: Kubectl) -> Iterator[Kubectl]:
-    """A namespace with the small sweep, t5-search. It is being deleted, so an installed operator leaves it alone."""
-    create(namespace, SWEEP_FILE.replace("{name: t5-search}", "{name: t5-search, finalizers: [spotune.dev/test]}"))
-    namespace("delete", "ftsweep", "t5-search", "--wait=false")
-    yield namespace
-    patch(namespace, {"metadata": {"finalizers": None}})
+    """A namespace with the small sweep, t5-search."""
+    with small_sweep(namespace):
+        yield namespace
 
 
-@pytest.fixture
-def started(sweep: Kubectl) -> Kubectl:
-    """A namespace with the small sweep after its first trial."""
-    patch(sweep, {"status": {"observedGeneration": 1, "trials": [TRIAL]}}, "--subresource=status")
-    return sweep
+@pytest.fixture(scope="module")
+def started(cluster: ClusterUnderTest) -> Iterator[Kubectl]:
+    """A namespace with the small sweep after its first trial; the same for all tests, which change it by dry-run."""
+    with temporary_namespace(cluster.kubectl) as kubectl, small_sweep(kubectl):
+        patch(kubectl, {"status": {"observedGeneration": 1, "trials": [TRIAL]}}, "--subresource=status")
+        yield kubectl
 
 
-def create(kubectl: Kubectl, text: str, *options: str) -> None:
+@contextmanager
+def small_sweep(kubectl: Kubectl) -> Iterator[None]:
+    """Create the small sweep. It is being deleted, so an installed operator leaves it alone."""
+    create(kubectl, SWEEP_FILE.replace("{name: t5-search}", "{name: t5-search, finalizers: [spotune.dev/test]}"))
+    kubectl("delete", "ftsweep", "t5-search", "--wait=false")
+    yield
+    patch(kubectl, {"metadata": {"finalizers": None}})
+
+
+def create(kubectl: Kubectl, text: str) -> None:
     """Create a sweep in the namespace of kubectl instead of the namespace in the file."""
-    kubectl("create", "--filename=-", *options, stdin=text.replace("namespace: team, ", ""))
+    kubectl("create", "--filename=-", stdin=text.replace("namespace: team, ", ""))
 
 
 def patch(kubectl: Kubectl, content: dict[str, Any], *options: str) -> None:
@@ -80,17 +89,17 @@ def test_a_sweep_that_the_models_refuse_is_refused_by_the_name_of_the_field(
     field = line.split(":")[2].strip()
     expected = "spec.parameters" if field.startswith("spec.parameters") else field  # servers write the key in brackets
     with pytest.raises(KubectlError, match=re.escape(NAMED_OTHERWISE.get(name, expected))):
-        create(cluster.kubectl, SWEEP_FILE.replace(valid, broken, 1), "--dry-run=server")
+        dry_run(cluster.kubectl, "finetunesweeps", SWEEP_FILE.replace(valid, broken, 1))
 
 
 def test_a_template_without_evaluation_data_is_refused(cluster: ClusterUnderTest) -> None:
     with pytest.raises(KubectlError, match=r"spec\.template\.spec\.(dataset\.eval|training\.evaluation)"):
-        create(cluster.kubectl, WITHOUT_EVALUATION, "--dry-run=server")
+        dry_run(cluster.kubectl, "finetunesweeps", WITHOUT_EVALUATION)
 
 
 def test_an_unknown_field_is_refused_by_its_name(cluster: ClusterUnderTest) -> None:
     with pytest.raises(KubectlError, match=re.escape('unknown field "spec.template.spec.training.epoch"')):
-        create(cluster.kubectl, SWEEP_FILE.replace("epochs: 3", "epochs: 3, epoch: 3"), "--dry-run=server")
+        dry_run(cluster.kubectl, "finetunesweeps", SWEEP_FILE.replace("epochs: 3", "epochs: 3, epoch: 3"))
 
 
 @pytest.mark.parametrize(
