@@ -8,6 +8,7 @@ import resource
 import signal
 from typing import Any
 
+import pytest
 import torch
 
 from spotune.plan.devices import machine_memory_bytes
@@ -45,6 +46,7 @@ def snapshot_without_room(results: Any) -> None:
     results.put((equal, messages, sum(segment.allocated_bytes for segment in node._segments())))
 
 
+@pytest.mark.slow  # it starts the fork server of ranks
 def test_without_room_for_a_segment_commits_use_memory_of_the_process() -> None:
     results = _FORKING.Queue()
     process = _FORKING.Process(target=snapshot_without_room, args=(results,))
