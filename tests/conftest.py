@@ -15,8 +15,8 @@ settings.load_profile("shared")
 
 FOLDERS = {"cluster": ("cluster",), "ray": ("examples", "proof", "releases", "serve", "trainer")}
 """The folders in which the Makefile looks for tests with these markers."""
-FIRST_PARAMETERS = 2
-"""Of a test that starts ranks, `make test` runs so many parameters, and `make test-long` the others."""
+FIRST_PARAMETERS = 1
+"""Of a test that starts ranks, `make test` runs so many parameters, and `make test-long` all of them."""
 _HERE = Path(__file__).parent
 
 gc.disable()  # while the tests are imported: with it, imports take almost twice as long

@@ -41,6 +41,8 @@ READERS_FILES = {"sweep.yaml", "job.yaml", "finetunejob.yaml", "modelservice.yam
 MADE_LATER = ("*/data/*", "*/data", "build/*", "runs/*")
 """Paths in .gitignore that a command of the page creates."""
 FILE_OPTIONS = ("-f", "--filename", "--values", "--patch-file", "--config-file", "--file")
+TOKENIZING = ("docs/how-to/data.md", "examples/t5-wikisql/README.md")
+"""Pages whose commands read rows: each imports torch for seconds."""
 WIDTH = "160"
 COMMAND_LINE = command_line()
 
@@ -141,7 +143,15 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("page", [page for page in RUN if any(runnable(line) for line in lines(page))], ids=page_name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.long] if page_name(page) in TOKENIZING else [])
+        for page in RUN
+        if any(runnable(line) for line in lines(page))
+    ],
+    ids=page_name,
+)
 def test_command_without_cluster_prints_what_the_page_shows(page: Path, place: Path) -> None:
     for block in blocks(page, "json", "yaml", "text"):
         if block.title:

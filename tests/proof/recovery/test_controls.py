@@ -30,6 +30,7 @@ def parameters(defects: Sequence[Control | HeldFiles]) -> list[Any]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("held", parameters(HELD_FILES))
 def test_intact_trainer_reads_the_volume_instead(bench: ControlBench, held: HeldFiles) -> None:
     directory = held.resume(bench, held.intact)

@@ -236,6 +236,7 @@ def test_a_group_after_a_lost_export_repeats_the_steps_since_the_checkpoint_of_t
     assert [line["step"] for line in surviving_steps(directory)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.long
 def test_a_program_that_has_nothing_to_do_after_a_lost_export_keeps_its_model(
     directory: JobDirectory, without_export: Callable[[JobDirectory, bool], None]
 ) -> None:

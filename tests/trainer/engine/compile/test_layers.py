@@ -31,6 +31,7 @@ def test_transformer_layers_are_compiled_and_evaluation_is_not() -> None:
     assert torch.equal(model(input_ids=tokens).logits, expected)
 
 
+@pytest.mark.long
 @ignores_non_leaf_gradients
 def test_layers_with_the_same_code_are_compiled_once() -> None:
     compiled = []

@@ -79,6 +79,7 @@ def test_sums_are_saved_if_that_takes_no_more_memory(function: Function, kept: i
     assert sum("recompute" in node.meta for node in graph.nodes) == kept
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # which the compiler looks at
 def test_a_compiled_layer_saves_the_sum_instead_of_the_product() -> None:
     sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
