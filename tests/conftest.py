@@ -1,7 +1,6 @@
 """What every test shares: the same small, offline machine, whoever runs them."""
 
 import gc
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,23 +14,21 @@ settings.load_profile("shared")
 
 FOLDERS = {"cluster": ("cluster",), "ray": ("examples", "proof", "releases", "serve", "trainer")}
 """The folders in which the Makefile looks for tests with these markers."""
-FIRST_PARAMETERS = 1
-"""Of a test that starts ranks, `make test` runs so many parameters, and `make test-long` all of them."""
 _HERE = Path(__file__).parent
 
-gc.disable()  # while the tests are imported: with it, imports take almost twice as long
+gc.disable()  # while the tests are imported, which makes millions of objects that stay
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are left out by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark further parameters of slow tests as long, and refuse a test that the Makefile would not find."""
-    parameters = Counter[str]()
+    seen: set[str] = set()
     for item in items:
-        if item.get_closest_marker("slow") and not item.get_closest_marker("every_parameter"):
+        if item.get_closest_marker("slow") and not any(map(item.get_closest_marker, ("every_parameter", "long"))):
             name = item.nodeid.partition("[")[0]
-            parameters[name] += item.get_closest_marker("long") is None
-            if parameters[name] > FIRST_PARAMETERS:
+            if name in seen:
                 item.add_marker("long")
+            seen.add(name)
     for marker, folders in FOLDERS.items():
         places = [_HERE / folder for folder in folders]
         for item in items:

@@ -56,7 +56,7 @@ def explained(kubectl: Kubectl, field: str) -> str:
 def dry_run(kubectl: Kubectl, plural: str, text: str) -> None:
     """Create an object in the namespace `default` by dry-run, validated as strictly as kubectl asks for.
 
-    It takes a hundredth of a second. A kubectl takes a quarter of one, and hundreds of objects are tried.
+    Hundreds of objects are tried: a kubectl for each takes much longer.
 
     Args:
         kubectl: Whose API server and user.

@@ -24,6 +24,7 @@ from spotune.errors import JobError
 from spotune.prompting.template import RowError
 from spotune_trainer.data.counts.left_out import MAX_PROBLEMS, LeftOutError, check_left_out
 from spotune_trainer.data.counts.split_counts import PartSummary, SplitCounts
+from spotune_trainer.data.manifests import INDEX
 from spotune_trainer.data.preparation.inputs import Part
 from spotune_trainer.data.preparation.outcome import RowOutcome, loss_tokens, outcome_of
 from spotune_trainer.data.preparation.raw_files import FileRange
@@ -270,7 +271,7 @@ class _SplitWriter:
             self._writer._reset_cache()
         self._writer.executor.submit(int).result()  # finish() sleeps for a second if its pool has not begun all tasks
         self._writer.finish()
-        index = self._folder / "index.json"
+        index = self._folder / INDEX
         self._counts.shards = json.loads(index.read_text(encoding="utf-8"))["shards"]
         index.unlink()  # a part is not a dataset of its own
         for shard in self._counts.shards:

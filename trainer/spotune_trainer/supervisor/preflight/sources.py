@@ -19,6 +19,7 @@ from spotune.plan.config_reader import SUPPORTED_MODEL_TYPES, read_architecture
 from spotune.plan.execution import training_setup
 from spotune.plan.parameters import TrainedParameters
 from spotune_trainer.commands.locate import missing_user_code
+from spotune_trainer.data.manifests import INDEX
 from spotune_trainer.evaluation import harness
 from spotune_trainer.evaluation.custom_metrics import FIELD, missing_functions
 from spotune_trainer.job_directory.layout import JobDirectory
@@ -30,7 +31,6 @@ _Response = TypeVar("_Response")
 
 _CONFIG = "config.json"
 _HUB = "hf://"
-_INDEX = "index.json"
 _WEIGHTS = (".safetensors", ".bin")
 _TOKENIZERS = (
     "tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "vocab.json", "vocab.txt",
@@ -250,7 +250,7 @@ class ShardsFacts:
 
     def __str__(self) -> str:
         if self.samples is None:
-            return f"{self.source} has an {_INDEX} of more than {_MAX_INDEX_BYTES >> 20} MiB"
+            return f"{self.source} has an {INDEX} of more than {_MAX_INDEX_BYTES >> 20} MiB"
         return f"{self.source} has {self.samples:,} samples in {self.shards:,} shards"
 
 
@@ -274,7 +274,7 @@ def read_training_data(
     """
     if train is not None:
         return read_shards(train.source, f"{field}.train.source")
-    if (prepared / _INDEX).exists():
+    if (prepared / INDEX).exists():
         return read_shards(str(prepared), f"{field}.prepare")
     assert raw_data is not None
     return _raw_data(raw_data, f"{field}.prepare.source")
@@ -287,14 +287,14 @@ def read_shards(source: str, field: str) -> ShardsFacts:
         JobError: they are missing, damaged or empty.
         InfrastructureError: the object store did not return the index.
     """
-    index = f"{source.rstrip('/')}/{_INDEX}"
+    index = f"{source.rstrip('/')}/{INDEX}"
     if "://" in source:
         content = read_object(index, _MAX_INDEX_BYTES, field)
     elif Path(index).is_file():
         with Path(index).open("rb") as stream:
             content = stream.read(_MAX_INDEX_BYTES)
     else:
-        raise JobError(f"{field}: {source} is not a dataset of MDS shards: it has no {_INDEX}; {_REMEDY}")
+        raise JobError(f"{field}: {source} is not a dataset of MDS shards: it has no {INDEX}; {_REMEDY}")
     if len(content) == _MAX_INDEX_BYTES:
         return ShardsFacts(source, None)
     try:
